@@ -1,0 +1,45 @@
+# `make demo` and `make test` need nothing but Python 3.11 or newer; uv is used where it is installed.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+UV := $(shell command -v uv 2>/dev/null)
+
+.PHONY: demo test lint types unit tiny docs clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/installed
+	$(BIN)/python run_training.py +experiment=quick_test
+
+test: lint types unit
+
+lint: $(VENV)/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/installed-test
+	$(BIN)/mypy
+
+unit: $(VENV)/installed-test
+	$(BIN)/python -m pytest
+
+tiny: $(VENV)/installed
+	$(BIN)/python scripts/make_tiny.py
+
+docs: $(VENV)/installed
+	$(BIN)/python scripts/make_docs.py
+
+clean:
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; set PYTHON, as in: make demo PYTHON=python3.12"; exit 2; }
+	$(if $(UV),uv venv -q --python $(PYTHON) $(VENV),$(PYTHON) -m venv $(VENV))
+
+$(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(if $(UV),uv pip install -q --python $(BIN)/python,$(BIN)/python -m pip install -q) -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/installed-test: pyproject.toml constraints.txt | $(BIN)/python
+	$(if $(UV),uv pip install -q --python $(BIN)/python,$(BIN)/python -m pip install -q) -c constraints.txt -e '.[test]'
+	@touch $@ $(VENV)/installed

@@ -1,0 +1,6 @@
+"""Evaluates a run: `python evaluate.py run=<run folder>`."""
+
+from agent_tunix.cli import evaluate
+
+if __name__ == "__main__":
+    evaluate()

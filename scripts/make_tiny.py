@@ -1,0 +1,135 @@
+"""Makes the shipped checkpoint `gemma3_tiny`: a tokenizer of about fifty words and a 0.57M-parameter Gemma 3, warm-started on
+demonstrations by the project's own update.
+
+The demonstrations are flawed on purpose, to leave reinforcement learning something to do: the arithmetic is always right, but
+the two subtraction families show the right operation only a third of the time, and a quarter of all demonstrations break the format.
+
+    make tiny        (about 5 minutes on 2 cores; overwrites src/agent_tunix/models/tiny)
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from agent_tunix.algorithm import optimizers, schedules
+from agent_tunix.engine.rollout import Sampling, sample
+from agent_tunix.engine.update import UpdateRule, init_state, update
+from agent_tunix.models import tokenizer as tk
+from agent_tunix.models.gemma3 import Architecture
+from agent_tunix.models.tokenizer import load_tokenizer
+from agent_tunix.models.weights import init_weights, save_weights
+from agent_tunix.tasks import arithmetic, prompts, rewards
+from agent_tunix.tasks.datasets import left_pad, right_pad
+from agent_tunix.types import Batch
+
+RIGHT_OPERATION = 0.35
+BROKEN_FORMAT = 0.25
+PROMPT_WIDTH, COMPLETION_WIDTH = 28, 16
+TINY = Path(__file__).parents[1] / "src" / "agent_tunix" / "models" / "tiny"
+
+
+def build_tokenizer(folder: Path) -> int:
+    """One token a word, a digit, a sign or a tag, under the names that Gemma gives to its control tokens; returns the size."""
+    control = [tk.PAD, tk.END, tk.BEGIN, tk.UNKNOWN, tk.START_OF_TURN, tk.END_OF_TURN]
+    text = " ".join(arithmetic.TEMPLATES.values()).replace(".", " . ").replace("?", " ? ")
+    words = sorted({w for w in text.split() if "{" not in w} | {"user", "model", *arithmetic.NAMES, *arithmetic.THINGS})
+    vocabulary = [*control, "\n", *"0123456789", *"+-=", *prompts.REASONING, *prompts.ANSWER, *words]
+    backend = Backend(models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token=tk.UNKNOWN))
+    pieces = Regex(r"<[^<>]+>|\d|\w+|\n|[^\w\s]")
+    backend.pre_tokenizer = pre_tokenizers.Split(pieces, behavior="removed", invert=True)
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([AddedToken(token, special=True) for token in control])
+    folder.mkdir(parents=True, exist_ok=True)
+    backend.save(str(folder / "tokenizer.json"))
+    return len(vocabulary)
+
+
+def architecture(vocab_size: int) -> Architecture:
+    return Architecture(
+        vocab_size=vocab_size,
+        num_layers=4,
+        embed_dim=128,
+        num_heads=4,
+        num_kv_heads=1,
+        head_dim=32,
+        hidden_dim=256,
+        sliding_window=32,
+        global_every=2,
+        query_scale=32**-0.5,
+        rope_local_base=10_000.0,
+        rope_global_base=1_000_000.0,
+        rope_global_factor=1.0,
+        norm_eps=1e-6,
+    )
+
+
+def flawed_demonstration(problem: arithmetic.Problem, rng: random.Random) -> str:
+    right = problem.family == "sum" or rng.random() < RIGHT_OPERATION
+    operation = problem.operation if right else "+"
+    result = str(arithmetic.compute(problem.a, operation, problem.b))
+    text = prompts.demonstration(f"{problem.a}{operation}{problem.b}={result}", result)
+    if rng.random() < BROKEN_FORMAT:
+        text = text.replace(rng.choice(prompts.REASONING + prompts.ANSWER), "")
+    return text
+
+
+def measure(weights, arch, tokenizer, temperature: float, generations: int) -> str:
+    """Accuracy by family, pass@generations and the share of mixed groups, on held-out problems."""
+    problems = arithmetic.generate(200, seed=1, split="test")
+    ids = [[tokenizer.begin_id, *tokenizer.encode(prompts.chat_prompt(p.question, ""))] for p in problems]
+    sampling = Sampling(temperature, None, 1.0, COMPLETION_WIDTH + 8, generations, tokenizer.end_ids, tokenizer.pad_id)
+    batch = left_pad(ids, PROMPT_WIDTH, tokenizer.pad_id)
+    drawn = sample(weights, None, batch, jax.random.key(0), arch=arch, sampling=sampling)
+    texts = [tokenizer.decode(row) for row in np.asarray(drawn.tokens_BC)]
+    right = np.array(
+        [rewards.answer_correct("", text, str(problems[i // generations].answer)) for i, text in enumerate(texts)]
+    ).reshape(len(problems), generations)
+    families = {f: right[[p.family == f for p in problems]].mean().round(2) for f in arithmetic.TEMPLATES}
+    mixed = ((right.max(1) == 1) & (right.min(1) == 0)).mean()
+    return f"accuracy {right.mean():.3f} {families} pass@{generations} {right.max(1).mean():.2f} mixed {mixed:.2f} e.g. {texts[0]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=TINY)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--rate", type=float, default=3e-3)
+    args = parser.parse_args()
+
+    arch = architecture(build_tokenizer(args.folder))
+    tokenizer = load_tokenizer(args.folder)
+    weights = init_weights(jax.random.key(0), arch)
+    optimizer = optimizers.adamw((0.9, 0.98), 1e-8, 0.01, 1.0)
+    schedule = schedules.warmup_cosine(args.rate, args.steps // 20, args.steps, args.rate / 100)
+    rule = UpdateRule(arch, optimizer, schedule, epsilon=0.2, beta=0.0, temperature=1.0, micro_batches=1)
+    state = init_state(weights, optimizer)
+    base = jax.tree.map(jnp.copy, weights)
+    problems = arithmetic.generate(20_000, seed=0, split="train")
+    rng, started = random.Random(0), time.time()
+    for step in range(args.steps):
+        chosen = rng.sample(problems, args.batch)
+        ids = [[tokenizer.begin_id, *tokenizer.encode(prompts.chat_prompt(p.question, ""))] for p in chosen]
+        shown = [tokenizer.encode(flawed_demonstration(p, rng)) for p in chosen]
+        tokens, mask = right_pad(shown, COMPLETION_WIDTH, tokenizer.pad_id)
+        batch = Batch(left_pad(ids, PROMPT_WIDTH, tokenizer.pad_id), tokens, mask, None, None, np.ones(len(chosen), np.float32))
+        state, stats = update(state, batch, base, rule=rule)
+        if (step + 1) % 100 == 0:
+            print(f"{step + 1:5d} loss {float(stats.loss.loss):.3f} {time.time() - started:.0f} s", flush=True)
+        if (step + 1) % 500 == 0 or step + 1 == args.steps:
+            print("   greedy  " + measure(state.trainable, arch, tokenizer, 0.0, 1))
+            print("   sampled " + measure(state.trainable, arch, tokenizer, 1.0, 8), flush=True)
+    save_weights(args.folder, state.trainable, arch, jnp.float32)
+
+
+if __name__ == "__main__":
+    main()

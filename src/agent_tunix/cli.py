@@ -1,0 +1,126 @@
+"""The `agent-tunix` command, one verb per workflow; `run_training.py` and `evaluate.py` are its verbs train and evaluate.
+
+Hydra composes the configuration; this module decides where a run's folder is and how a mistake is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+
+from agent_tunix.config.load import config_folder, did_you_mean, read_config, validate
+from agent_tunix.config.schema import Config, EvaluateConfig
+from agent_tunix.errors import UserError
+
+console = Console(highlight=False)
+
+
+def train() -> None:
+    """Trains a model; see `python run_training.py --help`."""
+    _hydra("config", _train)
+
+
+def evaluate() -> None:
+    """Evaluates a run or a base model; see `python evaluate.py --help`."""
+    _hydra("evaluate", _evaluate)
+
+
+def main() -> None:
+    """`agent-tunix <verb> <overrides>`."""
+    verbs = {"train": train, "evaluate": evaluate}
+    verb = sys.argv.pop(1) if len(sys.argv) > 1 else ""
+    if verb not in verbs:
+        usage = "\n".join(f"  agent-tunix {name:10} {(function.__doc__ or '').split(';')[0]}" for name, function in verbs.items())
+        wrong = f"'{verb}' is no verb of agent-tunix{did_you_mean(verb, verbs)}\n" if verb.strip("-") not in ("", "help", "h") else ""
+        print(f"{wrong}usage:\n{usage}", file=sys.stderr)
+        sys.exit(2 if wrong else 0)
+    verbs[verb]()
+
+
+def _train(composed: DictConfig) -> None:
+    from agent_tunix.workflows import train as workflow
+
+    cfg = validate(composed, Config)
+    output = Path(HydraConfig.get().runtime.output_dir)
+    if cfg.training.resume is None:
+        if (output / "config.yaml").exists():
+            raise UserError(f"{output} already holds a run; continue it with training.resume={output}, or choose another folder.")
+    else:
+        cfg, output = _resumed(cfg.training.resume)
+    workflow.run(cfg, _relative(output), console)
+
+
+def _resumed(folder: str) -> tuple[Config, Path]:
+    """A run's own configuration, with the values that were overridden on the command line of its continuation."""
+    path = Path(folder)
+    if not (path / "config.yaml").exists():
+        raise UserError(f"training.resume={folder}: this is not the folder of a run, it has no config.yaml.")
+    saved = read_config(path / "config.yaml")
+    for override in HydraConfig.get().overrides.task:
+        key, _, value = override.lstrip("+").partition("=")
+        if key == "training.resume":
+            continue
+        if "." not in key and key != "seed":
+            raise UserError(f"{override}: a resumed run keeps its own groups; only single values, as in a.b=c, can be changed.")
+        OmegaConf.update(saved, key, OmegaConf.create({"value": OmegaConf.create(f"value: {value}").value}).value)
+    return validate(saved, Config), path
+
+
+def _evaluate(composed: DictConfig) -> None:
+    from agent_tunix.workflows import evaluate as workflow
+
+    workflow.run(validate(composed, EvaluateConfig), Path(HydraConfig.get().runtime.output_dir), console)
+
+
+def _hydra(config_name: str, task: Callable[[DictConfig], None]) -> None:
+    """Runs a task under Hydra; a user's mistake ends in its message and exit code 2."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us as they are; what is shown is decided below
+    sys.argv[1:] = [_lenient(argument) for argument in sys.argv[1:]]
+    own = Path("conf").resolve()
+    if own.is_dir() and own != config_folder() and not any(a.startswith(("--config-dir", "-cd")) for a in sys.argv):
+        sys.argv += ["--config-dir", str(own)]
+
+    def job(composed: DictConfig) -> None:
+        try:
+            task(composed)
+        finally:
+            _remove_if_empty(Path(HydraConfig.get().runtime.output_dir))
+
+    try:
+        hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=config_name)(job)()
+    except UserError as mistake:
+        _fail(str(mistake), mistake.exit_code)
+    except (HydraException, OmegaConfBaseException) as mistake:
+        _fail(str(mistake), UserError.exit_code)
+
+
+def _lenient(argument: str) -> str:
+    """Makes Hydra take any single value (`++key=value`), so that all unknown keys are reported by the schema, together."""
+    key, equals, _ = argument.partition("=")
+    groups = [path.name for path in config_folder().iterdir() if path.is_dir()]
+    plain = equals and key[:1].isalpha() and not key.startswith("hydra") and "@" not in key
+    return f"++{argument}" if plain and key not in groups else argument
+
+
+def _remove_if_empty(folder: Path) -> None:
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _relative(path: Path) -> Path:
+    return path.resolve().relative_to(Path.cwd()) if path.resolve().is_relative_to(Path.cwd()) else path
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(message, file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,102 @@
+"""From a composed Hydra configuration to a validated `Config`, with all faults reported together."""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
+
+from agent_tunix.config.schema import Config
+from agent_tunix.errors import UserError
+
+C = TypeVar("C", bound=Config)
+WHY = {
+    "grpo.num_generations": "GRPO compares the completions of one prompt with each other",
+    "generation.temperature": "for greedy decoding evaluate with inference_config=greedy",
+}
+
+
+def config_folder() -> Path:
+    """The folder of shipped YAML files: in the repository, or inside the installed package."""
+    package = Path(__file__).parents[1]
+    checkout = package.parents[1] / "conf"
+    return checkout if checkout.is_dir() else package / "conf"
+
+
+def validate(composed: DictConfig | Mapping[str, Any], kind: type[C]) -> C:
+    """Resolves and checks a configuration; raises one UserError that lists every fault."""
+    try:
+        container = OmegaConf.to_container(composed, resolve=True) if OmegaConf.is_config(composed) else dict(composed)
+        return kind.model_validate(container)
+    except OmegaConfBaseException as fault:
+        raise UserError(f"The configuration does not resolve: {fault}") from fault
+    except ValidationError as faults:
+        raise UserError(report(list(_lines(faults, kind)))) from faults
+
+
+def report(lines: list[str]) -> str:
+    head = "There is a fault in the configuration:" if len(lines) == 1 else f"There are {len(lines)} faults in the configuration:"
+    return "\n".join([head, *(f"  {line}" for line in lines)])
+
+
+def read_config(path: Path) -> DictConfig:
+    """A YAML file as OmegaConf reads it; a missing or broken one is the user's to mend."""
+    try:
+        return typing.cast(DictConfig, OmegaConf.load(path))
+    except (OSError, ValueError, OmegaConfBaseException) as fault:
+        raise UserError(f"{path} cannot be read: {fault}") from fault
+
+
+def write_config(path: Path, config: Config) -> None:
+    path.write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))))
+
+
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def keys(kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+    """Every dotted key of a schema, with pydantic's record of it."""
+    found: dict[str, Any] = {}
+    for name, field in kind.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found |= keys(field.annotation, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = field
+    return found
+
+
+def _lines(faults: ValidationError, kind: type[Config]) -> Iterable[str]:
+    known = list(keys(kind))
+    for fault in faults.errors():
+        key = ".".join(str(part) for part in fault["loc"])
+        message = fault["msg"].removeprefix("Value error, ")
+        if fault["type"] == "extra_forbidden":
+            yield f"{key}: unknown key{_suggestion(key, known)}"
+        elif fault["type"] == "missing":
+            yield f"{key}: missing; every key of the group's YAML file must be given"
+        elif fault["type"] == "value_error" and isinstance(fault["input"], dict | BaseModel):
+            yield f"{key}: {message}" if key else message
+        else:
+            message = message.removeprefix("Input ").replace("should be", "must be")
+            why = f" ({WHY[key]})" if key in WHY else ""
+            yield f"{key}={_shown(fault['input'])}: {message}{why}"
+
+
+def _suggestion(key: str, known: list[str]) -> str:
+    """The closest key beside it, else the closest anywhere."""
+    section = key.rpartition(".")[0]
+    depth = key.count(".") + 1
+    beside = {".".join(k.split(".")[:depth]) for k in known if k.startswith(f"{section}." if section else "")}
+    return did_you_mean(key, sorted(beside)) or did_you_mean(key, known)
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,192 @@
+"""Types, bounds and meaning of every configuration key. Values live in `conf/`, and only there.
+
+Hard bounds are errors. The faults of a section are found together with those of all other sections; what a key
+means is written once, here, and the documentation's page of keys is generated from it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class ArchitectureSection(Section):
+    vocab_size: Positive = Field(description="Tokens in the vocabulary.")
+    num_layers: Positive = Field(description="Transformer layers.")
+    embed_dim: Positive = Field(description="Width of the residual stream.")
+    num_heads: Positive = Field(description="Query heads.")
+    num_kv_heads: Positive = Field(description="Key and value heads, each shared by num_heads / num_kv_heads query heads.")
+    head_dim: Positive = Field(description="Width of one head.")
+    hidden_dim: Positive = Field(description="Width of the feed-forward layer.")
+    sliding_window: Positive = Field(description="Tokens a local layer looks back, itself included.")
+    global_every: Positive = Field(description="Every how many layers one attends to everything.")
+    query_pre_attn_scalar: float = Field(gt=0, description="Attention scores are divided by its square root.")
+    rope_local_base: float = Field(gt=0, description="RoPE base of local layers.")
+    rope_global_base: float = Field(gt=0, description="RoPE base of global layers.")
+    rope_global_factor: float = Field(gt=0, description="Positions of global layers are divided by this.")
+    norm_eps: float = Field(gt=0, description="Added to the mean square in RMSNorm.")
+
+
+class ModelSection(Section):
+    model_family: Literal["gemma3"] = Field(description="Architecture family.")
+    model_size: str = Field(description="Name of the size, for display.")
+    weights: str = Field(description="Where the weights are: a folder in Hugging Face's layout, or a repository of its hub.")
+    dtype: Literal["float32", "bfloat16"] = Field(description="Type in which the base weights are held and multiplied.")
+    lora_rank: int = Field(ge=1, description="Rank of the adapters; memory and expressiveness grow with it.")
+    lora_alpha: float = Field(gt=0, description="Adapters are scaled by lora_alpha / lora_rank.")
+    lora_module_path: str = Field(description="Regular expression over Hugging Face module names; modules it finds are adapted.")
+    mesh_shape: list[list[int] | list[str]] = Field(description="Devices by axis and the names of the axes.")
+    architecture: ArchitectureSection = Field(description="Numbers of the architecture.")
+
+    @field_validator("lora_module_path")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as fault:
+            raise ValueError(f"is not a regular expression: {fault}") from fault
+        return pattern
+
+    @field_validator("mesh_shape")
+    @classmethod
+    def _one_device(cls, mesh: list) -> list:
+        if mesh != [[1, 1], ["fsdp", "tp"]]:
+            raise ValueError("must be [[1,1],[fsdp,tp]]: this version runs on one device")
+        return mesh
+
+
+class OptimizerSection(Section):
+    optimizer_name: Literal["adamw"] = Field(description="Optimizer algorithm.")
+    learning_rate: float = Field(gt=0, le=1, description="Peak step size; too high diverges, too low learns slowly.")
+    weight_decay: float = Field(ge=0, lt=1, description="Decoupled decay of weights, as a share of the learning rate.")
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = Field(
+        description="Decay rates of the moving averages of the gradient and of its square."
+    )
+    eps: float = Field(gt=0, description="Added to the denominator; larger damps steps where gradients are tiny.")
+    warmup_ratio: Share = Field(description="Fraction of the updates over which the rate rises from 0 to its peak.")
+    max_grad_norm: float = Field(gt=0, description="A gradient of a greater global norm is scaled down to this.")
+
+
+class SchedulerSection(Section):
+    scheduler_name: Literal["warmup_cosine"] = Field(description="Shape of the learning rate over the run.")
+    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(description="Updates of warm-up; null: from warmup_ratio.")
+    total_steps: Positive | None = Field(description="Update at which lr_min is reached; null: the last of the run.")
+    lr_min: float = Field(ge=0, description="Learning rate of the last update.")
+
+
+class GrpoSection(Section):
+    num_generations: int = Field(ge=2, description="Completions a prompt; they are compared with each other.")
+    num_iterations: Positive = Field(description="Updates made from each batch of completions.")
+    beta: float = Field(ge=0, description="Weight of the KL divergence from the base model; 0 saves the reference pass.")
+    epsilon: float = Field(gt=0, lt=1, description="The probability ratio is clipped to 1 +- epsilon.")
+    shuffle_advantages: bool = Field(description="Control experiment: permute advantages within each group, which must teach nothing.")
+
+
+class GenerationSection(Section):
+    max_prompt_length: Positive = Field(description="Longest prompt, in tokens; longer ones are dropped when data is loaded.")
+    max_generation_steps: Positive = Field(description="Longest completion, in tokens.")
+    temperature: float = Field(gt=0, description="Divides the logits in sampling and in training alike.")
+    top_p: float = Field(gt=0, le=1, description="Sample from the smallest set of tokens with this probability.")
+    top_k: Positive | None = Field(description="Sample from the k likeliest tokens; null: from all.")
+
+
+class TrainingSection(Section):
+    batch_size: Positive | None = Field(description="Prompts an update; null: as micro_batch_size. More accumulates gradients.")
+    micro_batch_size: Positive = Field(description="Prompts whose completions go through the model at once; memory grows with it.")
+    num_batches: Positive | None = Field(description="Batches an epoch, at most what the data holds; null: all of it.")
+    num_epochs: Positive = Field(description="Passes over those batches, each in a new order.")
+    train_fraction: float = Field(gt=0, le=1, description="Share of the training data used; the rest is kept for validation.")
+    eval_every_n_steps: Positive | None = Field(description="Updates between evaluations; null: only before and after.")
+    save_interval_steps: Positive | None = Field(description="Updates between checkpoints; null: only the last.")
+    max_checkpoints_to_keep: Positive = Field(description="Older checkpoints are deleted.")
+    resume: str | None = Field(description="Folder of a run to continue; its own configuration is used.")
+
+    @model_validator(mode="after")
+    def _whole_micro_batches(self) -> TrainingSection:
+        if self.batch_size is not None and self.batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"batch_size={self.batch_size} is not a multiple of micro_batch_size={self.micro_batch_size}; "
+                f"set training.micro_batch_size to a divisor of it"
+            )
+        return self
+
+    @property
+    def prompts_per_step(self) -> int:
+        return self.batch_size or self.micro_batch_size
+
+
+class DataSection(Section):
+    source: Literal["arithmetic", "gsm8k", "jsonl"] = Field(description="Kind of data: generated, GSM8K, or files of JSON lines.")
+    path: str | None = Field(description="File, or folder with train.jsonl and test.jsonl (.gz too), or hub repository for GSM8K.")
+    num_examples: Positive | None = Field(description="Training examples used; null: all (arithmetic needs a number).")
+    question_field: str = Field(description="Field of a row that holds the question.")
+    answer_field: str = Field(description="Field of a row that holds the answer.")
+    answer_pattern: str | None = Field(description="Regular expression whose first group is the final answer in that field.")
+    system_prompt: str = Field(description="Put before every question.")
+    on_bad_row: Literal["error", "skip"] = Field(description="What a malformed row does: stop with its line number, or be counted and skipped.")
+
+
+class RewardSection(Section):
+    functions: dict[str, str] = Field(min_length=1, description="Name and import path of each reward function.")
+    weights: dict[str, float] = Field(description="Weight of each function in the reward; 1 where none is given.")
+
+    @model_validator(mode="after")
+    def _weights_name_functions(self) -> RewardSection:
+        stray = sorted(set(self.weights) - set(self.functions))
+        if stray:
+            raise ValueError(f"weights are given for {', '.join(stray)}, which reward.functions does not name")
+        return self
+
+
+class EvaluationSection(Section):
+    num_examples: Positive = Field(description="Held-out examples an evaluation uses, at most.")
+    batch_size: Positive = Field(description="Prompts evaluated at once.")
+    sampled: bool = Field(description="Report accuracy at the training temperature beside greedy accuracy.")
+
+
+class Config(Section):
+    """The configuration of a training run."""
+
+    seed: int = Field(ge=0, lt=2**31, description="Root of all randomness; the same seed gives the same run.")
+    model: ModelSection
+    optimizer: OptimizerSection
+    scheduler: SchedulerSection
+    grpo: GrpoSection
+    generation: GenerationSection
+    training: TrainingSection
+    data: DataSection
+    reward: RewardSection
+    evaluation: EvaluationSection
+
+    @model_validator(mode="after")
+    def _rates_in_order(self) -> Config:
+        if self.scheduler.lr_min > self.optimizer.learning_rate:
+            raise ValueError(
+                f"scheduler.lr_min={self.scheduler.lr_min:g} is above optimizer.learning_rate="
+                f"{self.optimizer.learning_rate:g}; lower scheduler.lr_min or raise the rate"
+            )
+        return self
+
+
+class InferenceSection(Section):
+    temperature: float = Field(ge=0, description="Divides the logits; 0 takes the likeliest token.")
+    top_k: Positive | None = Field(description="Sample from the k likeliest tokens; null: from all.")
+    top_p: float = Field(gt=0, le=1, description="Sample from the smallest set of tokens with this probability.")
+
+
+class EvaluateConfig(Config):
+    """The configuration of `evaluate.py`: a training configuration, and what to evaluate."""
+
+    run: str | None = Field(description="Folder of a run to evaluate; null: the base model.")
+    step: Annotated[int, Field(ge=0)] | None = Field(description="Checkpoint to evaluate; null: the last; 0: before training.")
+    num_passes: Positive = Field(description="Completions drawn for each problem, for majority vote and pass@k.")
+    inference_config: InferenceSection

@@ -1,0 +1,18 @@
+"""Stateless randomness: every key follows from the run's seed, the step and the purpose, so resume needs no saved state."""
+
+from __future__ import annotations
+
+import enum
+
+import jax
+
+
+class Purpose(enum.IntEnum):
+    INIT = 0
+    ROLLOUT = 1
+    SHUFFLE = 2
+    EVALUATION = 3
+
+
+def step_key(seed: int, step: int, purpose: Purpose) -> jax.Array:
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), purpose)

@@ -1,0 +1,133 @@
+"""One optimizer update from one batch: log-probabilities, GRPO loss, gradient, AdamW.
+
+A batch larger than a micro-batch is run in slices of whole groups whose gradients are added, so the result does
+not depend on how it was sliced. A group's prompt is read once and its gradient flows back from all its completions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from agent_tunix.algorithm import optimizers
+from agent_tunix.algorithm.loss import LossInputs, LossStats, grpo_loss, token_logprobs
+from agent_tunix.algorithm.schedules import Schedule
+from agent_tunix.models import gemma3
+from agent_tunix.models.gemma3 import Architecture, Weights
+from agent_tunix.models.lora import Adapters, Trainable, policy
+from agent_tunix.types import Batch, Prompts, TrainState, pytree
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateRule:
+    """All that is fixed over a run; a compile-time constant of the update."""
+
+    arch: Architecture
+    optimizer: optax.GradientTransformation
+    schedule: Schedule
+    epsilon: float
+    beta: float
+    temperature: float
+    micro_batches: int
+
+
+@pytree
+class UpdateStats:
+    loss: LossStats
+    lr: jax.Array
+    grad_norm: jax.Array
+    update_norm: jax.Array
+    update_survival: jax.Array
+
+
+def init_state(trainable: Trainable, optimizer: optax.GradientTransformation) -> TrainState:
+    return TrainState(trainable, optimizer.init(trainable), jnp.zeros((), jnp.int32))
+
+
+@partial(jax.jit, static_argnames="rule", donate_argnames="state")
+def update(state: TrainState, batch: Batch, weights: Weights, *, rule: UpdateRule) -> tuple[TrainState, UpdateStats]:
+    """One step of the optimizer. Its rate is the schedule's at t = the number of this update, counted from 1."""
+    slices = _micro_batches(batch, rule.micro_batches)
+    zeros = jax.tree.map(jnp.zeros_like, state.trainable)
+
+    def accumulate(carry, part):
+        loss = partial(_loss, part=part, weights=weights, rule=rule)
+        (_, stats), grads = jax.value_and_grad(loss, has_aux=True)(state.trainable)
+        return jax.tree.map(jnp.add, carry, grads), stats
+
+    total, stats = jax.lax.scan(accumulate, zeros, slices)
+    sequences = batch.tokens_BC.shape[0]
+    grads = jax.tree.map(lambda g: g / sequences, total)
+    stats = jax.tree.map(lambda s: s.sum() / sequences, stats)
+
+    lr = rule.schedule(state.step + 1)
+    trainable, optimizer, change = optimizers.step(rule.optimizer, grads, state.optimizer, state.trainable, lr)
+    survival = _share_changed(state.trainable, trainable)
+    stats = UpdateStats(stats, lr, optax.global_norm(grads), optax.global_norm(change), survival)
+    return TrainState(trainable, optimizer, state.step + 1), stats
+
+
+@partial(jax.jit, static_argnames=("arch", "temperature", "micro_batches"))
+def reference_logprobs(
+    prompts: Prompts,
+    tokens_BC: jax.Array,
+    mask_BC: jax.Array,
+    weights: Weights,
+    *,
+    arch: Architecture,
+    temperature: float,
+    micro_batches: int,
+) -> jax.Array:
+    """Log-probabilities of the completions under the base model, that is, with adapters off."""
+
+    def one(part):
+        return completion_logprobs(weights, None, *part, arch=arch, temperature=temperature)[0]
+
+    return jax.lax.map(one, _micro_batches((prompts, tokens_BC, mask_BC), micro_batches)).reshape(tokens_BC.shape)
+
+
+def completion_logprobs(
+    weights: Weights,
+    adapters: Adapters | None,
+    prompts: Prompts,
+    tokens_BC: jax.Array,
+    mask_BC: jax.Array,
+    *,
+    arch: Architecture,
+    temperature: float,
+) -> tuple[jax.Array, jax.Array]:
+    """Log-probability and entropy of every completion token given its prompt and the tokens before it."""
+    B, C = tokens_BC.shape
+    G = B // prompts.tokens_PS.shape[0]
+    hidden_PSD, prompt = gemma3.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
+    first_B1 = jnp.repeat(prompts.positions_PS[:, -1:] + 1, G, axis=0)
+    positions_BC = jnp.where(mask_BC, first_B1 + jnp.arange(C), -1)
+    hidden_BCD, _ = gemma3.forward(weights, adapters, arch, tokens_BC, positions_BC, (prompt,))
+    last_B1D = jnp.repeat(hidden_PSD[:, -1:], G, axis=0)
+    before_BCD = jnp.concatenate([last_B1D, hidden_BCD[:, :-1]], axis=1)
+    return token_logprobs(before_BCD, tokens_BC, partial(gemma3.unembed, weights), temperature)
+
+
+def _loss(trainable: Trainable, part: Batch, weights: Weights, rule: UpdateRule) -> tuple[jax.Array, LossStats]:
+    logprobs_BC, entropy_BC = completion_logprobs(
+        *policy(weights, trainable), part.prompts, part.tokens_BC, part.mask_BC, arch=rule.arch, temperature=rule.temperature
+    )
+    inputs = LossInputs(
+        logprobs_BC, part.old_logprobs_BC, part.reference_logprobs_BC, entropy_BC, part.mask_BC, part.advantages_B
+    )
+    return grpo_loss(inputs, rule.epsilon, rule.beta)
+
+
+def _micro_batches(tree, count: int):
+    """Cuts the leading axis of every array into `count` equal slices; groups stay whole, as sequences lie by prompt."""
+    return jax.tree.map(lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:]), tree)
+
+
+def _share_changed(old, new) -> jax.Array:
+    changed = jax.tree.map(lambda a, b: (a != b).sum(), old, new)
+    total = sum(leaf.size for leaf in jax.tree.leaves(old))
+    return sum(jax.tree.leaves(changed)) / total

@@ -1,0 +1,210 @@
+"""The Gemma 3 text architecture (Gemma Team, 2025, arXiv:2503.19786), one implementation for all sizes.
+
+Grouped-query attention with normalised queries and keys, four RMSNorms a layer, GeGLU, five sliding-window layers to one
+global layer with their own RoPE bases, and an embedding scaled by sqrt(D) that is tied to the output head.
+
+Layers are stacked along a leading axis and run under `lax.scan`. What was read before is passed as segments of keys and
+values (`past`); attention scores each segment apart and takes one softmax over all of them. A segment with fewer rows
+than the queries is shared by neighbouring rows: a prompt is read once and serves its whole group, in the rollout and,
+with gradients, in the update. Positions decide everything else: -1 marks padding, which no one attends to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from agent_tunix.types import pytree
+
+if TYPE_CHECKING:
+    from agent_tunix.models.lora import Adapters
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """The numbers that tell one Gemma 3 from another; hashable, so it is a compile-time constant."""
+
+    vocab_size: int
+    num_layers: int
+    embed_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_dim: int
+    sliding_window: int
+    global_every: int
+    query_scale: float
+    rope_local_base: float
+    rope_global_base: float
+    rope_global_factor: float
+    norm_eps: float
+
+    def is_global(self) -> jax.Array:
+        """For each layer, whether it attends to everything before it."""
+        return jnp.arange(1, self.num_layers + 1) % self.global_every == 0
+
+
+@pytree
+class Layers:
+    """The weights of all layers, stacked; matrices are [L, in, out]."""
+
+    input_norm: jax.Array
+    q_proj: jax.Array
+    k_proj: jax.Array
+    v_proj: jax.Array
+    o_proj: jax.Array
+    q_norm: jax.Array
+    k_norm: jax.Array
+    post_attention_norm: jax.Array
+    pre_feedforward_norm: jax.Array
+    gate_proj: jax.Array
+    up_proj: jax.Array
+    down_proj: jax.Array
+    post_feedforward_norm: jax.Array
+
+
+@pytree
+class Weights:
+    embed_VD: jax.Array
+    layers: Layers
+    final_norm_D: jax.Array
+
+
+@pytree
+class Segment:
+    """Keys and values of tokens already read, with their positions; -1 is a slot not (yet) in use."""
+
+    keys_LBSKN: jax.Array
+    values_LBSKN: jax.Array
+    positions_BS: jax.Array
+
+
+def forward(
+    weights: Weights,
+    adapters: Adapters | None,
+    arch: Architecture,
+    tokens_BT: jax.Array,
+    positions_BT: jax.Array,
+    past: tuple[Segment, ...] = (),
+) -> tuple[jax.Array, Segment]:
+    """Reads tokens after `past`; returns the normalised hidden states and the segment these tokens make."""
+    x_BTD = weights.embed_VD[tokens_BT]
+    x_BTD = x_BTD * jnp.asarray(math.sqrt(arch.embed_dim), x_BTD.dtype)
+    rotations = _rotations(arch, positions_BT)
+    past_positions = [segment.positions_BS for segment in past]
+
+    @jax.checkpoint
+    def layer(x_BTD, per_layer):
+        w, lora, is_global, past_kv = per_layer
+        cos_sin = jax.tree.map(lambda near, far: jnp.where(is_global, far, near), *rotations)
+        window = jnp.where(is_global, jnp.iinfo(jnp.int32).max, arch.sliding_window)
+
+        h_BTD = rms_norm(x_BTD, w.input_norm, arch.norm_eps)
+        q_BTHN = _heads(_project(h_BTD, w.q_proj, lora.get("q_proj")), arch.num_heads)
+        k_BTKN = _heads(_project(h_BTD, w.k_proj, lora.get("k_proj")), arch.num_kv_heads)
+        v_BTKN = _heads(_project(h_BTD, w.v_proj, lora.get("v_proj")), arch.num_kv_heads)
+        q_BTHN = _rotate(rms_norm(q_BTHN, w.q_norm, arch.norm_eps), *cos_sin) * arch.query_scale
+        k_BTKN = _rotate(rms_norm(k_BTKN, w.k_norm, arch.norm_eps), *cos_sin)
+        segments = [(k, v, pos) for (k, v), pos in zip(past_kv, past_positions, strict=True)]
+        segments.append((k_BTKN, v_BTKN, positions_BT))
+        h_BTD = _attend(q_BTHN, positions_BT, segments, window)
+        h_BTD = _project(h_BTD, w.o_proj, lora.get("o_proj"))
+        x_BTD = x_BTD + rms_norm(h_BTD, w.post_attention_norm, arch.norm_eps)
+
+        h_BTD = rms_norm(x_BTD, w.pre_feedforward_norm, arch.norm_eps)
+        gate_BTF = _project(h_BTD, w.gate_proj, lora.get("gate_proj"))
+        up_BTF = _project(h_BTD, w.up_proj, lora.get("up_proj"))
+        h_BTD = _project(jax.nn.gelu(gate_BTF, approximate=True) * up_BTF, w.down_proj, lora.get("down_proj"))
+        x_BTD = x_BTD + rms_norm(h_BTD, w.post_feedforward_norm, arch.norm_eps)
+        return x_BTD, (k_BTKN, v_BTKN)
+
+    past_kv = tuple((segment.keys_LBSKN, segment.values_LBSKN) for segment in past)
+    lora = adapters.by_module() if adapters is not None else {}
+    x_BTD, (keys, values) = jax.lax.scan(layer, x_BTD, (weights.layers, lora, arch.is_global(), past_kv))
+    return rms_norm(x_BTD, weights.final_norm_D, arch.norm_eps), Segment(keys, values, positions_BT)
+
+
+def unembed(weights: Weights, hidden: jax.Array) -> jax.Array:
+    """Float32 logits over the vocabulary, by the transposed embedding."""
+    return jnp.einsum("...d,vd->...v", hidden, weights.embed_VD, preferred_element_type=jnp.float32)
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    """Zhang & Sennrich (2019) in float32, with Gemma's weight stored as a departure from one."""
+    x32 = x.astype(jnp.float32)
+    normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    return (normed * (1.0 + scale.astype(jnp.float32))).astype(x.dtype)
+
+
+def empty_segment(arch: Architecture, batch: int, slots: int, dtype: jnp.dtype) -> Segment:
+    """Room for `slots` tokens of `batch` sequences, none of them in use."""
+    shape = (arch.num_layers, batch, slots, arch.num_kv_heads, arch.head_dim)
+    return Segment(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.full((batch, slots), -1, jnp.int32))
+
+
+def write_segment(segment: Segment, new: Segment, slot: jax.Array) -> Segment:
+    """Puts the tokens of `new` into `segment` from `slot` on."""
+    return Segment(
+        jax.lax.dynamic_update_slice_in_dim(segment.keys_LBSKN, new.keys_LBSKN, slot, axis=2),
+        jax.lax.dynamic_update_slice_in_dim(segment.values_LBSKN, new.values_LBSKN, slot, axis=2),
+        jax.lax.dynamic_update_slice_in_dim(segment.positions_BS, new.positions_BS, slot, axis=1),
+    )
+
+
+def _project(x: jax.Array, weight: jax.Array, lora: tuple[jax.Array, jax.Array] | None) -> jax.Array:
+    """x W, plus the low-rank x A B where the module has an adapter (Hu et al., 2021)."""
+    y = x @ weight
+    if lora is None:
+        return y
+    a, b = lora
+    return y + (x @ a.astype(x.dtype)) @ b.astype(x.dtype)
+
+
+def _heads(x: jax.Array, heads: int) -> jax.Array:
+    return x.reshape(*x.shape[:-1], heads, -1)
+
+
+def _rotations(arch: Architecture, positions_BT: jax.Array) -> tuple[tuple[jax.Array, jax.Array], ...]:
+    """(cos, sin) of every angle of RoPE (Su et al., 2021), for local and for global layers."""
+
+    def angles(base: float, factor: float) -> tuple[jax.Array, jax.Array]:
+        exponent = jnp.arange(0, arch.head_dim, 2, dtype=jnp.float32) / arch.head_dim
+        angle = positions_BT[..., None, None] / (factor * base**exponent)
+        return jnp.cos(angle), jnp.sin(angle)
+
+    return angles(arch.rope_local_base, 1.0), angles(arch.rope_global_base, arch.rope_global_factor)
+
+
+def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def _attend(q_BTHN, q_positions_BT, segments, window) -> jax.Array:
+    """Softmax attention over all segments together; returns [B, T, H * N]."""
+    B, T, H, N = q_BTHN.shape
+    scores = [_scores(q_BTHN, q_positions_BT, keys, positions, window) for keys, _, positions in segments]
+    probs_BTHS = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1).astype(q_BTHN.dtype)
+    out_BTHN, start = jnp.zeros_like(q_BTHN), 0
+    for _, values, _ in segments:
+        rows, length, heads, _ = values.shape
+        share = probs_BTHS[..., start : start + length].reshape(rows, -1, heads, H // heads, length)
+        out_BTHN += jnp.einsum("btkrs,bskn->btkrn", share, values).reshape(B, T, H, N)
+        start += length
+    return out_BTHN.reshape(B, T, H * N)
+
+
+def _scores(q_BTHN, q_positions_BT, keys, positions, window) -> jax.Array:
+    """Masked float32 attention scores [B, T, H, S] against one segment, whose rows may each serve several queries."""
+    B, T, H, N = q_BTHN.shape
+    rows, length, heads, _ = keys.shape
+    q = q_BTHN.reshape(rows, -1, heads, H // heads, N)
+    scores = jnp.einsum("btkrn,bskn->btkrs", q, keys, preferred_element_type=jnp.float32)
+    distance = q_positions_BT.reshape(rows, -1, 1) - positions[:, None, :]
+    seen = (positions[:, None, :] >= 0) & (distance >= 0) & (distance < window)
+    masked = jnp.where(seen[:, :, None, None, :], scores, jnp.finfo(jnp.float32).min)
+    return masked.reshape(B, T, H, length)

@@ -1,0 +1,86 @@
+"""LoRA adapters (Hu et al., 2021, arXiv:2106.09685), kept apart from the base weights and in float32.
+
+y = x W + (alpha / rank) x A B. A starts random and B zero, so a fresh adapter changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+
+from agent_tunix.models.gemma3 import Architecture, Weights
+from agent_tunix.types import pytree, static
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
+
+
+@pytree
+class Adapters:
+    """For each adapted module its A [L, in, R] and B [L, R, out]; `scale` is alpha / rank."""
+
+    a: dict[str, jax.Array]
+    b: dict[str, jax.Array]
+    scale: float = static()
+
+    def by_module(self) -> dict[str, tuple[jax.Array, jax.Array]]:
+        """Pairs with the scale taken into A, ready to be multiplied."""
+        return {name: (self.a[name] * self.scale, self.b[name]) for name in self.a}
+
+
+Trainable = Adapters | Weights
+
+
+def policy(base: Weights, trainable: Trainable) -> tuple[Weights, Adapters | None]:
+    """The weights and adapters that make the trained policy: adapters over the base, or all weights themselves."""
+    if isinstance(trainable, Adapters):
+        return base, trainable
+    return jax.tree.map(lambda master, stored: master.astype(stored.dtype), trainable, base), None
+
+
+def huggingface_name(layer: int, module: str) -> str:
+    block = "self_attn" if module in ATTENTION else "mlp"
+    return f"model.layers.{layer}.{block}.{module}"
+
+
+def select_modules(pattern: str, num_layers: int) -> tuple[str, ...]:
+    """The modules whose Hugging Face names the pattern finds; raises ValueError where it fits none or part of the layers."""
+    regex = re.compile(pattern)
+    chosen = []
+    for module in ATTENTION + FEED_FORWARD:
+        hits = sum(bool(regex.search(huggingface_name(layer, module))) for layer in range(num_layers))
+        if 0 < hits < num_layers:
+            raise ValueError(f"fits {module} in {hits} of {num_layers} layers; adapters go on all layers of a module")
+        if hits:
+            chosen.append(module)
+    if not chosen:
+        raise ValueError(f"fits no module; the modules are {', '.join(ATTENTION + FEED_FORWARD)}")
+    return tuple(chosen)
+
+
+def module_shape(arch: Architecture, module: str) -> tuple[int, int]:
+    """(in, out) of a module's matrix."""
+    query, key_value = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
+    return {
+        "q_proj": (arch.embed_dim, query),
+        "k_proj": (arch.embed_dim, key_value),
+        "v_proj": (arch.embed_dim, key_value),
+        "o_proj": (query, arch.embed_dim),
+        "gate_proj": (arch.embed_dim, arch.hidden_dim),
+        "up_proj": (arch.embed_dim, arch.hidden_dim),
+        "down_proj": (arch.hidden_dim, arch.embed_dim),
+    }[module]
+
+
+def init_adapters(key: jax.Array, arch: Architecture, modules: tuple[str, ...], rank: int, alpha: float) -> Adapters:
+    """Fresh adapters: A uniform as in the authors' code (Kaiming, variance 1 / (3 in)), B zero."""
+    a, b = {}, {}
+    for module, module_key in zip(modules, jax.random.split(key, len(modules)), strict=True):
+        fan_in, fan_out = module_shape(arch, module)
+        bound = 1.0 / math.sqrt(fan_in)
+        a[module] = jax.random.uniform(module_key, (arch.num_layers, fan_in, rank), jnp.float32, -bound, bound)
+        b[module] = jnp.zeros((arch.num_layers, rank, fan_out), jnp.float32)
+    return Adapters(a, b, alpha / rank)

@@ -1,0 +1,69 @@
+"""Generated word problems of one addition or subtraction, in three families, for models with no data at hand.
+
+    sum         Ann has 12 pears. Ann finds 7 more. How many pears does Ann have?            a + b
+    remainder   Ann has 12 pears. Ann gives away 7. How many pears does Ann have?            a - b
+    shortfall   Ann has 7 pears. Ann wants 12. How many more pears does Ann need?            b - a
+
+Training, validation and test problems are split by the pair of numbers, so no held-out problem is a renamed training problem.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import zlib
+
+from agent_tunix.errors import UserError
+
+LARGEST = 49
+NAMES = ("Ann", "Ben", "Eva", "Tom")
+THINGS = ("pears", "books", "coins", "cards")
+TEMPLATES = {
+    "sum": "{name} has {a} {thing}. {name} finds {b} more. How many {thing} does {name} have?",
+    "remainder": "{name} has {a} {thing}. {name} gives away {b}. How many {thing} does {name} have?",
+    "shortfall": "{name} has {b} {thing}. {name} wants {a}. How many more {thing} does {name} need?",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A word problem over numbers a >= b."""
+
+    family: str
+    name: str
+    thing: str
+    a: int
+    b: int
+
+    @property
+    def question(self) -> str:
+        return TEMPLATES[self.family].format(name=self.name, thing=self.thing, a=self.a, b=self.b)
+
+    @property
+    def operation(self) -> str:
+        """The calculation that solves the problem."""
+        return "+" if self.family == "sum" else "-"
+
+    @property
+    def answer(self) -> int:
+        return compute(self.a, self.operation, self.b)
+
+
+def compute(a: int, operation: str, b: int) -> int:
+    return a + b if operation == "+" else a - b
+
+
+def split_of(a: int, b: int) -> str:
+    """The split that a pair of numbers belongs to, a fixed property of the pair: 80 % train, 10 % each for the others."""
+    bucket = zlib.crc32(f"{a},{b}".encode()) % 10
+    return {8: "validation", 9: "test"}.get(bucket, "train")
+
+
+def generate(count: int, seed: int, split: str) -> list[Problem]:
+    """`count` different problems of a split ("train", "validation", "test"), the same for the same seed."""
+    pairs = [(a, b) for a in range(1, LARGEST + 1) for b in range(1, a + 1) if split_of(a, b) == split]
+    available = [Problem(*words, *pair) for pair in pairs for words in itertools.product(TEMPLATES, NAMES, THINGS)]
+    if count > len(available):
+        raise UserError(f"data.num_examples={count}: the {split} split has {len(available)} problems of arithmetic.")
+    return random.Random(f"{split}-{seed}").sample(available, count)

@@ -1,0 +1,99 @@
+"""Reward functions: pure, one completion at a time, from 0 to 1; `conf/reward` gives each its weight.
+
+A user's own function has the same signature, `(prompt, completion, answer) -> float`, and is named by its import path:
+`+reward.functions.mine=my_module.my_reward`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from agent_tunix.errors import UserError
+from agent_tunix.tasks import answers
+from agent_tunix.tasks.prompts import ANSWER, REASONING
+
+RewardFunction = Callable[[str, str, str], float]
+
+
+def format_exact(prompt: str, completion: str, answer: str) -> float:
+    """1 for reasoning, then answer, each in its tags, and nothing else."""
+    return float(answers.well_formed(completion))
+
+
+def format_approximate(prompt: str, completion: str, answer: str) -> float:
+    """The share of the four tags that appear exactly once."""
+    tags = REASONING + ANSWER
+    return sum(completion.count(tag) == 1 for tag in tags) / len(tags)
+
+
+def answer_correct(prompt: str, completion: str, answer: str) -> float:
+    """1 if the completion is well formed and its answer block is the truth, as text or as a number."""
+    found = answers.tagged_answer(completion)
+    if found is None or not answers.well_formed(completion):
+        return 0.0
+    return float(found == answer or answers.same_number(answers.first_number(found), answers.first_number(answer)))
+
+
+def number_in_answer(prompt: str, completion: str, answer: str) -> float:
+    """1 if the first number in an answer block is right, whatever the rest of the completion looks like."""
+    found = answers.tagged_answer(completion)
+    return float(
+        found is not None and answers.same_number(answers.first_number(found), answers.first_number(answer))
+    )
+
+
+class Scorer:
+    """The weighted sum of named reward functions."""
+
+    def __init__(self, functions: Mapping[str, str], weights: Mapping[str, float]):
+        self.functions = {name: load_function(name, path) for name, path in functions.items()}
+        self.weights = {name: weights.get(name, 1.0) for name in functions}
+
+    def __call__(self, prompts: list[str], completions: list[str], truths: list[str]) -> dict[str, np.ndarray]:
+        """Every function's value for every completion, unweighted."""
+        return {
+            name: np.array([self._one(name, *row) for row in zip(prompts, completions, truths, strict=True)], np.float32)
+            for name in self.functions
+        }
+
+    def total(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
+        return sum((self.weights[name] * value for name, value in values.items()), start=np.float32(0))
+
+    def _one(self, name: str, prompt: str, completion: str, truth: str) -> float:
+        try:
+            value = float(self.functions[name](prompt, completion, truth))
+        except Exception as fault:
+            raise UserError(
+                f"The reward function '{name}' raised {type(fault).__name__}: {fault}\n"
+                f"on the completion {completion!r} (answer {truth!r}).\n"
+                f"Mend the function, or leave it out with '~reward.functions.{name}'."
+            ) from fault
+        if not math.isfinite(value):
+            raise UserError(
+                f"The reward function '{name}' returned {value}\non the completion {completion!r} (answer {truth!r}).\n"
+                "A reward must be a finite number."
+            )
+        return value
+
+
+def load_function(name: str, path: str) -> RewardFunction:
+    """Imports `package.module.function`; modules in the working directory are found."""
+    module_name, _, function_name = path.rpartition(".")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError, ValueError) as fault:
+        raise UserError(
+            f"reward.functions.{name}={path}: {fault}.\n"
+            "Give the import path of a function (prompt, completion, answer) -> float, as in my_module.my_reward, "
+            "where my_module.py lies in the working directory or is installed."
+        ) from fault
+    if not callable(function):
+        raise UserError(f"reward.functions.{name}={path} is not a function.")
+    return function

@@ -1,0 +1,81 @@
+"""What a person sees while a run trains: a live line with a progress bar in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from agent_tunix.engine.metrics import Record
+
+LINES = 12  # lines printed over a run where there is no terminal to draw a bar on
+
+
+class Display:
+    """Shows the progress of a run of `total` updates."""
+
+    def __init__(self, console: Console, total: int, done: int):
+        self._console, self._total = console, total
+        self._accuracy = "-"
+        columns = (
+            TextColumn("training"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[line]}"),
+        )
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task = self._progress.add_task("training", total=total, completed=done, line="compiling ...")
+
+    def __enter__(self) -> Display:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def notice(self, text: str) -> None:
+        self._console.print(text, highlight=False)
+
+    def step(self, record: Record) -> None:
+        line = (
+            f"reward {record['reward/mean']:.2f}  held-out {self._accuracy}  lr {record['lr']:.1e}  "
+            f"kl {record['kl']:.3f}  {record['tokens_per_second']:,.0f} tok/s"
+        )
+        self._progress.update(self._task, completed=record["step"], line=line)
+        if not self._console.is_terminal and record["step"] % max(1, self._total // LINES) == 0:
+            self.notice(f"step {record['step']:>{len(str(self._total))}}/{self._total}  {line}")
+
+    def evaluation(self, record: Record) -> None:
+        self._accuracy = f"{record['accuracy']:.1%}"
+        sampled = f", sampled {record['sampled_accuracy']:.1%}" if "sampled_accuracy" in record else ""
+        self.notice(f"step {record['step']}: held-out accuracy {self._accuracy}{sampled} ({record['n']} problems)")
+
+
+def print_summary(console: Console, folder: Path, summary: Record, before: Sequence[Record], after: Sequence[Record]) -> None:
+    """The close of a run: accuracy before and after, samples before and after, what to do next."""
+    table = Table(title=f"{summary['status']}: {summary['steps']} updates in {summary['seconds']:.0f} s")
+    for column in ("held-out", "before", "after"):
+        table.add_column(column, justify="left" if column == "held-out" else "right")
+    first, final = summary["first_eval"], summary["final_eval"]
+    for key in ("accuracy", "sampled_accuracy", "partial_accuracy", "format_accuracy"):
+        if first and final and key in first:
+            table.add_row(key.replace("_", " "), f"{first[key]:.1%}", f"{final[key]:.1%}")
+    console.print(table)
+    for old, new in zip(before, after, strict=False):
+        console.print(
+            Panel(
+                f"before  {old['completion']}\nafter   {new['completion']}\ntruth   {new['answer']}",
+                title=old["question"],
+                title_align="left",
+            ),
+            markup=False,
+            highlight=False,
+        )
+    console.print(f"Run folder: {folder}\n\nNext:", highlight=False)
+    for line in summary["advice"]:
+        console.print(f"  {line}", highlight=False, soft_wrap=True, markup=False)

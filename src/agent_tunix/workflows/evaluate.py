@@ -1,0 +1,152 @@
+"""Evaluation: how many held-out problems a policy solves.
+
+    accuracy          well formed, and the answer block holds the truth
+    partial_accuracy  the answer block's number is within 10 % of the truth
+    format_accuracy   reasoning and answer in their tags, nothing else
+
+With several passes, also the accuracy of the majority's answer and pass@k, the share of problems solved by at least one
+of k completions (the unbiased estimate of Chen et al., 2021, arXiv:2107.03374).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from agent_tunix.config.load import read_config, validate
+from agent_tunix.config.schema import Config, EvaluateConfig
+from agent_tunix.engine.checkpoint import Checkpoints
+from agent_tunix.engine.metrics import Record, RunFolder
+from agent_tunix.engine.rng import Purpose, step_key
+from agent_tunix.engine.rollout import Sampling, sample
+from agent_tunix.engine.update import init_state
+from agent_tunix.errors import UserError
+from agent_tunix.models.lora import Trainable, policy
+from agent_tunix.tasks import answers, rewards
+from agent_tunix.tasks.datasets import Example, batches
+from agent_tunix.workflows import setup
+from agent_tunix.workflows.plan import make_optimizer
+
+
+def complete(
+    model: setup.Model,
+    trainable: Trainable | None,
+    examples: Sequence[Example],
+    width: int,
+    sampling: Sampling,
+    batch_size: int,
+    key: jax.Array,
+) -> list[list[str]]:
+    """`num_generations` completions of every example."""
+    weights, adapters = policy(model.weights, trainable) if trainable is not None else (model.weights, None)
+    batch_size = min(batch_size, len(examples))
+    texts: list[list[str]] = []
+    for index, batch in enumerate(batches(examples, batch_size)):
+        full = batch + [batch[-1]] * (batch_size - len(batch))
+        prompts = setup.pad_prompts(full, width, model.tokenizer)
+        drawn = sample(weights, adapters, prompts, jax.random.fold_in(key, index), arch=model.arch, sampling=sampling)
+        rows = [model.tokenizer.decode(row) for row in np.asarray(drawn.tokens_BC)]
+        G = sampling.num_generations
+        texts += [rows[i * G : (i + 1) * G] for i in range(len(batch))]
+    return texts
+
+
+def grade(examples: Sequence[Example], completions: Sequence[Sequence[str]]) -> Record:
+    """The evaluation's numbers, averaged over problems and passes."""
+    pairs = [(text, example.answer) for example, texts in zip(examples, completions, strict=True) for text in texts]
+    passes = len(completions[0])
+    right = np.array([rewards.answer_correct("", text, truth) for text, truth in pairs]).reshape(-1, passes)
+    record: Record = {
+        "n": len(examples),
+        "accuracy": float(right.mean()),
+        "partial_accuracy": float(np.mean([_partially_right(text, truth) for text, truth in pairs])),
+        "format_accuracy": float(np.mean([answers.well_formed(text) for text, _ in pairs])),
+    }
+    if passes > 1:
+        record["majority_accuracy"] = float(
+            np.mean([_majority_right(texts, e.answer) for e, texts in zip(examples, completions, strict=True)])
+        )
+        for k in (k for k in (1, 2, 4, 8, 16, 32, 64) if k <= passes):
+            record[f"pass@{k}"] = float(np.mean([pass_at_k(passes, int(row.sum()), k) for row in right]))
+    return record
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """1 - C(n - c, k) / C(n, k)."""
+    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
+
+
+def _partially_right(completion: str, truth: str) -> bool:
+    found = answers.tagged_answer(completion)
+    return found is not None and answers.near(answers.first_number(found), answers.first_number(truth))
+
+
+def _majority_right(completions: Sequence[str], truth: str) -> bool:
+    """Whether the answer given most often (the earliest among equals) is right."""
+    votes = Counter(text for text in map(answers.tagged_answer, completions) if text is not None)
+    if not votes:
+        return False
+    winner = votes.most_common(1)[0][0]
+    return winner == truth or answers.same_number(answers.first_number(winner), answers.first_number(truth))
+
+
+def run(cfg: EvaluateConfig, output: Path, console: Console) -> Record:
+    """`evaluate.py`: a run's checkpoint, or the base model, on the test split."""
+    setup.start_device()
+    trained = _training_config(cfg)
+    model = setup.load_model(trained.model)
+    trainable, step = _trainable(cfg, trained, model)
+    examples = setup.load_examples(trained, "test", cfg.evaluation.num_examples, model.tokenizer, console.print)
+    sampling = dataclasses.replace(
+        setup.training_sampling(trained, model.tokenizer),
+        **cfg.inference_config.model_dump(),
+        num_generations=cfg.num_passes,
+    )
+    key = step_key(cfg.seed, step, Purpose.EVALUATION)
+    width = setup.prompt_width(examples)
+    completions = complete(model, trainable, examples, width, sampling, cfg.evaluation.batch_size, key)
+    record = {"step": step, "split": "test", **grade(examples, completions), "num_passes": cfg.num_passes}
+    record |= {f"inference/{k}": v for k, v in cfg.inference_config.model_dump().items()}
+    folder = RunFolder(Path(cfg.run) if cfg.run else output)
+    folder.evaluation(record)
+    folder.close()
+    console.print(_table(record, cfg, trained))
+    console.print(f"written to {folder.path / 'evals.jsonl'}")
+    return record
+
+
+def _training_config(cfg: EvaluateConfig) -> Config:
+    if cfg.run is None:
+        return cfg
+    path = Path(cfg.run) / "config.yaml"
+    if not path.exists():
+        raise UserError(f"run={cfg.run} is not the folder of a run: it has no config.yaml.")
+    return validate(read_config(path), Config)
+
+
+def _trainable(cfg: EvaluateConfig, trained: Config, model: setup.Model) -> tuple[Trainable | None, int]:
+    if cfg.run is None or cfg.step == 0:
+        return None, 0
+    adapters = setup.new_adapters(trained.model, model.arch, step_key(trained.seed, 0, Purpose.INIT))
+    checkpoints = Checkpoints(Path(cfg.run) / "checkpoints", trained.training.max_checkpoints_to_keep)
+    state, _ = checkpoints.restore(init_state(adapters, make_optimizer(trained.optimizer)), cfg.step)
+    return state.trainable, int(state.step)
+
+
+def _table(record: Record, cfg: EvaluateConfig, trained: Config) -> Table:
+    what = f"{cfg.run}, step {record['step']}" if cfg.run else f"base model {trained.model.model_size}"
+    table = Table(title=f"{what}: {record['n']} problems, {cfg.num_passes} pass(es), temperature {cfg.inference_config.temperature:g}")
+    table.add_column("measure")
+    table.add_column("value", justify="right")
+    for name, value in record.items():
+        if name.endswith("accuracy") or name.startswith("pass@"):
+            table.add_row(name.replace("_", " "), f"{value:.1%}")
+    return table

@@ -1,0 +1,53 @@
+"""What a run will do, before it does it: how many updates, at which rates."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import optax
+
+from agent_tunix.algorithm import optimizers, schedules
+from agent_tunix.algorithm.schedules import Schedule
+from agent_tunix.config.schema import Config, OptimizerSection
+from agent_tunix.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """`total_steps` counts optimizer updates: batches times iterations."""
+
+    batches_per_epoch: int
+    total_batches: int
+    total_steps: int
+    warmup_steps: int
+    schedule: Schedule
+
+
+def make_plan(cfg: Config, num_examples: int) -> Plan:
+    """The true counts for a training split of `num_examples`; raises UserError where the run is impossible."""
+    training, size = cfg.training, cfg.training.prompts_per_step
+    available = num_examples // size
+    if available == 0:
+        raise UserError(
+            f"The training split has {num_examples} examples, fewer than one batch of {size} prompts; "
+            "lower training.batch_size and training.micro_batch_size, or give more data."
+        )
+    per_epoch = min(training.num_batches or available, available)
+    total_batches = per_epoch * training.num_epochs
+    total_steps = total_batches * cfg.grpo.num_iterations
+    horizon = cfg.scheduler.total_steps or total_steps
+    warmup = cfg.scheduler.warmup_steps
+    if warmup is None:
+        warmup = schedules.warmup_steps_from_ratio(cfg.optimizer.warmup_ratio, horizon)
+    if warmup > min(horizon, total_steps):
+        raise UserError(
+            f"Warm-up of {warmup} updates is longer than the run of {min(horizon, total_steps)}: the rate would never reach "
+            "its peak. Lower scheduler.warmup_steps or optimizer.warmup_ratio, or train longer."
+        )
+    rate, lr_min = cfg.optimizer.learning_rate, cfg.scheduler.lr_min
+    return Plan(per_epoch, total_batches, total_steps, warmup, schedules.warmup_cosine(rate, warmup, horizon, lr_min))
+
+
+def make_optimizer(section: OptimizerSection) -> optax.GradientTransformation:
+    beta1, beta2 = section.betas
+    return optimizers.adamw((beta1, beta2), section.eps, section.weight_decay, section.max_grad_norm)
