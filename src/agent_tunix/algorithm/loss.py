@@ -40,7 +40,7 @@ class LossStats:
     mismatch_kl: jax.Array
 
 
-def grpo_loss(inputs: LossInputs, epsilon: float, beta: float) -> tuple[jax.Array, LossStats]:
+def grpo_loss(inputs: LossInputs, epsilon: jax.typing.ArrayLike, beta: jax.typing.ArrayLike) -> tuple[jax.Array, LossStats]:
     """Minus the objective, summed over sequences rather than averaged, so that micro-batches add up."""
     advantages_BC = inputs.advantages_B[:, None]
     if inputs.old_logprobs_BC is None:
@@ -74,7 +74,7 @@ def grpo_loss(inputs: LossInputs, epsilon: float, beta: float) -> tuple[jax.Arra
 
 def k3(log_ratio: jax.Array) -> jax.Array:
     """Schulman's unbiased, non-negative estimate of KL(p || q) from samples of p, given log q - log p."""
-    return jnp.exp(log_ratio) - log_ratio - 1
+    return jnp.expm1(log_ratio) - log_ratio
 
 
 def sequence_means(values_BC: jax.Array, mask_BC: jax.Array) -> jax.Array:
@@ -85,8 +85,8 @@ def sequence_means(values_BC: jax.Array, mask_BC: jax.Array) -> jax.Array:
 def token_logprobs(hidden_BCD, tokens_BC, unembed, temperature) -> tuple[jax.Array, jax.Array]:
     """Log-probability of each token and the entropy of its distribution, both at the temperature.
 
-    `unembed` turns hidden states into logits. The vocabulary is large, so logits are made for a few tokens at a time, and made
-    again in the backward pass instead of being kept.
+    `unembed` turns hidden states into logits. The vocabulary is large, so logits are made for a few tokens at a time, and
+    made again in the backward pass instead of being kept.
     """
     B, C, D = hidden_BCD.shape
 
@@ -102,5 +102,5 @@ def token_logprobs(hidden_BCD, tokens_BC, unembed, temperature) -> tuple[jax.Arr
     vocab_size = jax.eval_shape(unembed, hidden_BCD).shape[-1]
     rows = max(1, LOGITS_BUDGET // vocab_size)
     flat = hidden_BCD.reshape(B * C, D), tokens_BC.reshape(B * C)
-    logprobs, entropy = jax.lax.map(chunk, flat, batch_size=rows) if B * C > rows else chunk(flat)
+    logprobs, entropy = jax.lax.map(chunk, flat, batch_size=rows) if rows < B * C else chunk(flat)
     return logprobs.reshape(B, C), entropy.reshape(B, C)
