@@ -93,7 +93,12 @@ def _lines(faults: ValidationError, kind: type[Config]) -> Iterable[str]:
         elif fault["type"] == "value_error" and isinstance(fault["input"], dict | BaseModel):
             yield f"{key}: {message}" if key else message
         else:
-            message = message.removeprefix("Input ").replace("should be", "must be")
+            message = (
+                message.removeprefix("Input ")
+                .removeprefix("List ")
+                .replace("should", "must")
+                .removesuffix(" after validation")
+            )
             why = f" ({WHY[key]})" if key in WHY else ""
             yield f"{key}={_shown(fault['input'])}: {message}{why}"
 

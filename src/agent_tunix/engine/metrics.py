@@ -23,13 +23,14 @@ Record = dict[str, Any]
 
 
 class RunFolder:
-    """Writes the artefacts of a run that has done `step` updates; what it wrote after that, before a kill, is dropped."""
+    """Writes the artefacts of a run. One that goes on from a checkpoint drops what was written after that step."""
 
-    def __init__(self, path: Path, step: int = 0):
+    def __init__(self, path: Path, resumed_at: int | None = None):
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
-        self._rewind(step)
-        self._tensorboard = SummaryWriter(str(path / "tensorboard"), purge_step=step + 1)
+        if resumed_at is not None:
+            self._rewind(resumed_at)
+        self._tensorboard = SummaryWriter(str(path / "tensorboard"), purge_step=resumed_at)
 
     def metrics(self, record: Record) -> None:
         self._append("metrics.jsonl", [record])

@@ -55,7 +55,7 @@ def update(
     trainable, optimizer, change = optimizers.step(grads, state.optimizer, state.trainable, h)
     survival = _share_changed(state.trainable, trainable)
     lr = jnp.asarray(h.learning_rate)
-    stats = UpdateStats(stats, lr, optax.global_norm(grads), optax.global_norm(change), survival)
+    stats = UpdateStats(stats, lr, optax.tree.norm(grads), optax.tree.norm(change), survival)
     return TrainState(trainable, optimizer, state.step + 1), stats
 
 

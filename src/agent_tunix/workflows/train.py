@@ -162,7 +162,7 @@ def evaluate_policy(r: Run, state: TrainState, desk: Desk) -> list[Record]:
     common = (r.model, state.trainable, examples, r.task.prompt_width, r.cfg.evaluation.batch_size)
     key = r.key(step, Purpose.EVALUATION)
     texts = complete(*common, greedy, key)
-    if step not in {record["step"] for record in read_records(desk.folder.path / "evals.jsonl")}:
+    if step not in [record["step"] for record in _validations(desk.folder)]:
         record = {"step": step, "split": "validation", **grade(examples, texts)}
         if r.cfg.evaluation.sampled:
             drawn = complete(*common, dataclasses.replace(r.sampling, num_generations=1), key)
@@ -173,13 +173,17 @@ def evaluate_policy(r: Run, state: TrainState, desk: Desk) -> list[Record]:
     return [{"question": e.question, "answer": e.answer, "completion": text[0]} for e, text in shown]
 
 
+def _validations(folder: RunFolder) -> list[Record]:
+    return [record for record in read_records(folder.path / "evals.jsonl") if record["split"] == "validation"]
+
+
 def _due(interval: int | None, step: int, num_iterations: int) -> bool:
     """Whether the batch whose updates ended at `step` reached or passed a multiple of the interval."""
     return interval is not None and step // interval > (step - num_iterations) // interval
 
 
 def _summarise(r: Run, folder: RunFolder, status: str, started: float) -> Record:
-    evals = [record for record in read_records(folder.path / "evals.jsonl") if record["split"] == "validation"]
+    evals = _validations(folder)
     steps = max((record["step"] for record in read_records(folder.path / "metrics.jsonl")), default=0)
     summary: Record = {
         "status": status,
