@@ -25,9 +25,9 @@ def warmup_steps_from_ratio(warmup_ratio: float, total_steps: int) -> int:
 
 def warmup_cosine(peak: float, warmup_steps: int, total_steps: int, lr_min: float) -> Schedule:
     def schedule(t: jax.Array) -> jax.Array:
-        warmup = peak * t / max(warmup_steps, 1)
+        warmup = peak * (t / max(warmup_steps, 1))
         progress = jnp.clip((t - warmup_steps) / max(total_steps - warmup_steps, 1), 0.0, 1.0)
         cosine = lr_min + 0.5 * (peak - lr_min) * (1 + jnp.cos(jnp.pi * progress))
-        return jnp.where(t <= warmup_steps, warmup, cosine)
+        return jnp.where(t <= warmup_steps, warmup, jnp.minimum(cosine, peak))  # rounding may pass the peak by a bit
 
     return schedule
