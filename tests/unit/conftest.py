@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from agent_tunix.models.gemma3 import Architecture, Weights
-from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, Adapters, init_adapters
-from agent_tunix.models.weights import init_weights
-from agent_tunix.tasks.datasets import left_pad
+from agent_tunix.models.gemma3 import Architecture, Layers, Weights
+from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, Adapters, module_shape
 from agent_tunix.types import Prompts
 
+jax.config.update("jax_disable_most_optimizations", True)  # compiling is most of what these tests do
 settings.register_profile("unit", deadline=None, max_examples=50, derandomize=True, database=None)
 settings.load_profile("unit")
+
+
+def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> jax.Array:
+    return jnp.asarray(scale * rng.normal(size=shape), jnp.float32)
 
 
 @pytest.fixture(scope="session")
@@ -43,40 +46,33 @@ def arch() -> Architecture:
 
 @pytest.fixture(scope="session")
 def weights(arch) -> Weights:
-    """Random weights; the norms too, which start at zero otherwise."""
-    plain = init_weights(jax.random.key(0), arch)
-    keys = iter(jax.random.split(jax.random.key(1), 7))
+    """Random weights, the norms too."""
+    rng, L, D = np.random.default_rng(0), arch.num_layers, arch.embed_dim
     layers = {
-        field.name: (
-            0.3 * jax.random.normal(next(keys), getattr(plain.layers, field.name).shape)
-            if "norm" in field.name
-            else getattr(plain.layers, field.name)
-        )
-        for field in dataclasses.fields(plain.layers)
+        field.name: normal(rng, L, arch.head_dim if field.name in ("q_norm", "k_norm") else D, scale=0.3)
+        for field in dataclasses.fields(Layers)
+        if field.name.endswith("norm")
     }
-    final_norm_D = 0.3 * jax.random.normal(next(keys), plain.final_norm_D.shape)
-    return Weights(plain.embed_VD, type(plain.layers)(**layers), final_norm_D)
+    for module in ATTENTION + FEED_FORWARD:
+        fan_in, fan_out = module_shape(arch, module)
+        layers[module] = normal(rng, L, fan_in, fan_out, scale=fan_in**-0.5)
+    return Weights(normal(rng, arch.vocab_size, D, scale=D**-0.5), Layers(**layers), normal(rng, D, scale=0.3))
 
 
 @pytest.fixture(scope="session")
-def fresh_adapters(arch) -> Adapters:
-    return init_adapters(jax.random.key(2), arch, ATTENTION + FEED_FORWARD, rank=3, alpha=6.0)
-
-
-@pytest.fixture(scope="session")
-def adapters(fresh_adapters) -> Adapters:
-    """Adapters that have learnt something: B is not zero."""
-    keys = iter(jax.random.split(jax.random.key(3), len(fresh_adapters.b)))
-    b = {name: 0.2 * jax.random.normal(next(keys), value.shape) for name, value in fresh_adapters.b.items()}
-    return Adapters(fresh_adapters.a, b, fresh_adapters.scale)
+def adapters(arch) -> Adapters:
+    """Adapters of rank 3 on all modules that have learnt something: B is not zero."""
+    rng, L = np.random.default_rng(1), arch.num_layers
+    shapes = {module: module_shape(arch, module) for module in ATTENTION + FEED_FORWARD}
+    a = {module: normal(rng, L, fan_in, 3, scale=fan_in**-0.5) for module, (fan_in, _) in shapes.items()}
+    b = {module: normal(rng, L, 3, fan_out, scale=0.2) for module, (_, fan_out) in shapes.items()}
+    return Adapters(a, b, 2.0)
 
 
 @pytest.fixture(scope="session")
 def prompts() -> Prompts:
-    """Three prompts of 7, 3 and 5 tokens."""
-    rng = np.random.default_rng(0)
-    return as_arrays(left_pad([rng.integers(3, 40, n).tolist() for n in (7, 3, 5)], 8, 0))
-
-
-def as_arrays(prompts: Prompts) -> Prompts:
-    return jax.tree.map(jnp.asarray, prompts)
+    """Three prompts of 7, 3 and 5 tokens, padded to 8."""
+    lengths, S = np.array([[7], [3], [5]]), 8
+    positions = np.maximum(np.arange(S) - (S - lengths), -1)
+    tokens = np.where(positions >= 0, np.random.default_rng(2).integers(3, 40, (3, S)), 0)
+    return Prompts(jnp.asarray(tokens, jnp.int32), jnp.asarray(positions, jnp.int32))
