@@ -47,7 +47,7 @@ def grpo_loss(inputs: LossInputs, epsilon: float, beta: float) -> tuple[jax.Arra
         log_ratio_BC = jnp.zeros_like(inputs.logprobs_BC)
         unclipped_BC = surrogate_BC = inputs.logprobs_BC * advantages_BC
     else:
-        log_ratio_BC = inputs.logprobs_BC - inputs.old_logprobs_BC
+        log_ratio_BC = _where_seen(inputs.logprobs_BC - inputs.old_logprobs_BC, inputs.mask_BC)
         ratio_BC = jnp.exp(log_ratio_BC)
         unclipped_BC = ratio_BC * advantages_BC
         clipped_BC = jnp.clip(ratio_BC, 1 - epsilon, 1 + epsilon) * advantages_BC
@@ -55,7 +55,7 @@ def grpo_loss(inputs: LossInputs, epsilon: float, beta: float) -> tuple[jax.Arra
     objective_BC = surrogate_BC
     kl_BC = jnp.zeros_like(surrogate_BC)
     if inputs.reference_logprobs_BC is not None:
-        kl_BC = k3(inputs.reference_logprobs_BC - inputs.logprobs_BC)
+        kl_BC = k3(_where_seen(inputs.reference_logprobs_BC - inputs.logprobs_BC, inputs.mask_BC))
         objective_BC = surrogate_BC - beta * kl_BC
 
     def per_sequence(values_BC):
