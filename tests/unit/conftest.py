@@ -47,7 +47,7 @@ def arch() -> Architecture:
 @pytest.fixture(scope="session")
 def weights(arch) -> Weights:
     """Random weights, the norms too."""
-    rng, L, D = np.random.default_rng(0), arch.num_layers, arch.embed_dim
+    rng, L, D = np.random.default_rng(200), arch.num_layers, arch.embed_dim
     layers = {
         field.name: normal(rng, L, arch.head_dim if field.name in ("q_norm", "k_norm") else D, scale=0.3)
         for field in dataclasses.fields(Layers)
