@@ -23,8 +23,9 @@ def warmup_steps_from_ratio(warmup_ratio: float, total_steps: int) -> int:
 def warmup_cosine(peak: float, warmup_steps: int, total_steps: int, lr_min: float) -> Schedule:
     def schedule(t: int) -> float:
         if t <= warmup_steps:
-            return peak * t / warmup_steps
+            return peak * (t / warmup_steps)
         progress = min(1.0, (t - warmup_steps) / (total_steps - warmup_steps))
-        return lr_min + 0.5 * (peak - lr_min) * (1 + math.cos(math.pi * progress))
+        cosine = lr_min + 0.5 * (peak - lr_min) * (1 + math.cos(math.pi * progress))
+        return min(cosine, peak)  # rounding may pass the peak by a bit
 
     return schedule
