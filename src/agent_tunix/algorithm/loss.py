@@ -40,7 +40,7 @@ class LossStats:
     mismatch_kl: jax.Array
 
 
-def grpo_loss(inputs: LossInputs, epsilon: float, beta: float) -> tuple[jax.Array, LossStats]:
+def grpo_loss(inputs: LossInputs, epsilon: jax.typing.ArrayLike, beta: jax.typing.ArrayLike) -> tuple[jax.Array, LossStats]:
     """Minus the objective, summed over sequences rather than averaged, so that micro-batches add up."""
     advantages_BC = inputs.advantages_B[:, None]
     if inputs.old_logprobs_BC is None:
@@ -74,7 +74,7 @@ def grpo_loss(inputs: LossInputs, epsilon: float, beta: float) -> tuple[jax.Arra
 
 def k3(log_ratio: jax.Array) -> jax.Array:
     """Schulman's unbiased, non-negative estimate of KL(p || q) from samples of p, given log q - log p."""
-    return jnp.exp(log_ratio) - log_ratio - 1
+    return jnp.expm1(log_ratio) - log_ratio
 
 
 def _where_seen(log_ratio_BC: jax.Array, mask_BC: jax.Array) -> jax.Array:
@@ -90,8 +90,8 @@ def sequence_means(values_BC: jax.Array, mask_BC: jax.Array) -> jax.Array:
 def token_logprobs(hidden_BCD, tokens_BC, unembed, temperature) -> tuple[jax.Array, jax.Array]:
     """Log-probability of each token and the entropy of its distribution, both at the temperature.
 
-    `unembed` turns hidden states into logits. The vocabulary is large, so logits are made for a few tokens at a time, and made
-    again in the backward pass instead of being kept.
+    `unembed` turns hidden states into logits. The vocabulary is large, so logits are made for a few tokens at a time, and
+    made again in the backward pass instead of being kept.
     """
     B, C, D = hidden_BCD.shape
 
