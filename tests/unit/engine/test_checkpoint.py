@@ -5,14 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agent_tunix.algorithm import optimizers
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.update import init_state
 from agent_tunix.errors import UserError
 from agent_tunix.models.lora import Adapters
 from agent_tunix.types import TrainState
-
-OPTIMIZER = optimizers.adamw((0.9, 0.99), 1e-8, 0.01, 1.0)
 
 
 def state_at(step: int, rank: int = 2, modules=("q_proj", "v_proj")) -> TrainState:
@@ -23,7 +20,7 @@ def state_at(step: int, rank: int = 2, modules=("q_proj", "v_proj")) -> TrainSta
         {m: jnp.asarray(rng.normal(size=(2, rank, 4)), jnp.float32) for m in modules},
         2.0,
     )
-    state = init_state(trainable, OPTIMIZER)
+    state = init_state(trainable)
     moments = jax.tree.map(
         lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32) if x.ndim else jnp.asarray(step, x.dtype),
         state.optimizer,

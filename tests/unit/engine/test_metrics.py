@@ -32,8 +32,8 @@ def test_a_resumed_run_drops_later_steps_and_a_half_written_line(tmp_path):
     folder.close()
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"step": 2, "te')
-    resumed = RunFolder(tmp_path)
-    resumed.rewind(2)
+    resumed = RunFolder(tmp_path, resumed_at=2)
+    assert resumed._tensorboard.purge_step == 3, "TensorBoard drops this step and what follows"
     resumed.metrics({"step": 3, "text": "new"})
     resumed.close()
     assert read_records(tmp_path / "metrics.jsonl") == [
@@ -43,6 +43,14 @@ def test_a_resumed_run_drops_later_steps_and_a_half_written_line(tmp_path):
     ]
     assert [r["step"] for r in read_records(tmp_path / "evals.jsonl")] == [1, 2]
     assert [r["step"] for r in read_records(tmp_path / "samples.jsonl")] == [1, 2]
+
+
+def test_opening_a_run_again_without_resuming_drops_nothing(tmp_path):
+    for step in (1, 2):
+        folder = RunFolder(tmp_path)
+        folder.metrics({"step": step})
+        folder.close()
+    assert [r["step"] for r in read_records(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
 def test_a_summary_replaces_the_one_before(tmp_path):
