@@ -15,8 +15,9 @@ from agent_tunix.engine.rollout import Sampling
 from agent_tunix.errors import UserError
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters, init_adapters, select_modules
+from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import Tokenizer, load_tokenizer
-from agent_tunix.models.weights import find_checkpoint, load_weights, read_architecture
+from agent_tunix.models.weights import load_weights, read_architecture
 from agent_tunix.tasks.datasets import Example, Row, RowFormat, arithmetic_rows, file_rows, left_pad, tokenize
 from agent_tunix.types import Prompts
 
@@ -49,10 +50,11 @@ def start_device() -> None:
 
 
 def load_model(section: ModelSection) -> Model:
-    folder = find_checkpoint(section.weights)
-    arch = read_architecture(folder)
+    checkpoint = find_checkpoint(section.weights)
+    arch = read_architecture(checkpoint, architecture(section))
     _check_architecture(section, arch)
-    return Model(load_weights(folder, arch, jnp.dtype(section.dtype)), arch, load_tokenizer(folder))
+    tokenizer = load_tokenizer(checkpoint)
+    return Model(load_weights(checkpoint, arch, jnp.dtype(section.dtype)), arch, tokenizer)
 
 
 def architecture(section: ModelSection) -> Architecture:
@@ -92,9 +94,13 @@ def load_examples(cfg: Config, split: str, limit: int | None, tokenizer: Tokeniz
     longest = cfg.generation.max_prompt_length
     examples, dropped = tokenize(rows, tokenizer.encode, tokenizer.begin_id, cfg.data.system_prompt, longest)
     if dropped:
-        notice(f"{dropped} of {len(rows)} {split} prompts are longer than generation.max_prompt_length={longest} and are left out.")
+        notice(
+            f"{dropped} of {len(rows)} {split} prompts are longer than generation.max_prompt_length={longest} and are left out."
+        )
     if not examples:
-        raise UserError(f"The {split} split has no example left; data.path={cfg.data.path}, {dropped} prompts were too long.")
+        raise UserError(
+            f"The {split} split has no example left; data.path={cfg.data.path}, {dropped} prompts were too long."
+        )
     return examples
 
 
@@ -141,5 +147,11 @@ def pad_prompts(examples: Sequence[Example], width: int, tokenizer: Tokenizer) -
 def training_sampling(cfg: Config, tokenizer: Tokenizer) -> Sampling:
     g = cfg.generation
     return Sampling(
-        g.temperature, g.top_k, g.top_p, g.max_generation_steps, cfg.grpo.num_generations, tokenizer.end_ids, tokenizer.pad_id
+        g.temperature,
+        g.top_k,
+        g.top_p,
+        g.max_generation_steps,
+        cfg.grpo.num_generations,
+        tokenizer.end_ids,
+        tokenizer.pad_id,
     )
