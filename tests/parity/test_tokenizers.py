@@ -36,7 +36,12 @@ def both(data, tmp_path_factory):
 
 def test_all_questions_agree(both, data):
     piece, converted = both
-    rows = [json.loads(line) for name in ("train", "test") for line in gzip.open(data / "gsm8k" / f"{name}.jsonl.gz", "rt")]
+    lines = [
+        line
+        for name in ("train", "test")
+        for line in gzip.decompress((data / "gsm8k" / f"{name}.jsonl.gz").read_bytes()).splitlines()
+    ]
+    rows = [json.loads(line) for line in lines]
     assert len(rows) == 8792
     for row in rows:
         text = chat_prompt(row["question"], "Think.\n\n\n Then  answer.")

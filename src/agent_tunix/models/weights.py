@@ -162,25 +162,30 @@ def init_weights(key: jax.Array, arch: Architecture, dtype: jnp.dtype = jnp.floa
     return _assemble(arch, dtype, tensor)
 
 
-def save_weights(
-    folder: Path, weights: Weights, arch: Architecture, dtype: jnp.dtype, shard_bytes: int = SHARD_BYTES
+def save_weights(folder: Path, weights: Weights, arch: Architecture, dtype: jnp.dtype) -> None:
+    """Writes config.json and safetensors that transformers' Gemma3ForCausalLM loads."""
+    save_tensors(folder, arch, dtype, partial(stacked_tensor, weights))
+
+
+def save_tensors(
+    folder: Path,
+    arch: Architecture,
+    dtype: jnp.dtype,
+    tensor: Callable[[str], jax.Array],
+    shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Writes config.json and safetensors that transformers' Gemma3ForCausalLM loads, shard by shard where they are large."""
+    """The same, asking for one tensor after the other by its name, and holding no more than a shard of them."""
     folder.mkdir(parents=True, exist_ok=True)
-    shapes = tensor_shapes(arch)
-    shards = _shards({name: int(np.prod(shape)) * jnp.dtype(dtype).itemsize for name, shape in shapes.items()}, shard_bytes)
+    sizes = {name: int(np.prod(shape)) * jnp.dtype(dtype).itemsize for name, shape in tensor_shapes(arch).items()}
+    shards = _shards(sizes, shard_bytes)
     where: dict[str, str] = {}
     for number, names in enumerate(shards, 1):
         file = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file(
-            {name: np.ascontiguousarray(_tensor(weights, name), dtype) for name in names},
-            folder / file,
-            metadata={"format": "pt"},
-        )
+        values = {name: np.ascontiguousarray(tensor(name), dtype) for name in names}
+        save_file(values, folder / file, metadata={"format": "pt"})
         where |= dict.fromkeys(names, file)
     if len(shards) > 1:
-        size = sum((folder / file).stat().st_size for file in set(where.values()))
-        index = {"metadata": {"total_size": size}, "weight_map": where}
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
         (folder / huggingface.INDEX).write_text(json.dumps(index, indent=2) + "\n")
     config = huggingface.write_config(arch, jnp.dtype(dtype).name)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -199,7 +204,7 @@ def _shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
     return shards
 
 
-def _tensor(weights: Weights, name: str) -> jax.Array:
+def stacked_tensor(weights: Weights, name: str) -> jax.Array:
     """One tensor of the stacked weights by Hugging Face's name, [out, in] for matrices."""
     if name in (EMBEDDING, FINAL_NORM):
         return weights.embed_VD if name == EMBEDDING else weights.final_norm_D

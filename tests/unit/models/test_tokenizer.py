@@ -1,4 +1,4 @@
-"""Tokenizers of all three sources: control tokens in the text, text given back, and what is not a Gemma tokenizer refused."""
+"""Tokenizers of all three sources: control tokens in the text, text given back, what is broken named."""
 
 import io
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import partial
 
 import checkpoints
 import jax
@@ -13,7 +14,15 @@ from safetensors.numpy import load_file
 from agent_tunix.errors import UserError
 from agent_tunix.models import huggingface
 from agent_tunix.models.sources import find_checkpoint
-from agent_tunix.models.weights import init_weights, load_weights, read_architecture, save_weights, tensor_shapes
+from agent_tunix.models.weights import (
+    init_weights,
+    load_weights,
+    read_architecture,
+    save_tensors,
+    save_weights,
+    stacked_tensor,
+    tensor_shapes,
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +60,7 @@ def test_text_part_under_any_prefix(tmp_path, golden, arch, weights, prefix):
 
 
 def test_shards_round_trip_and_unnamed_files_are_not_read(tmp_path, arch, weights):
-    save_weights(tmp_path, weights, arch, jnp.float32, shard_bytes=20_000)
+    save_tensors(tmp_path, arch, jnp.float32, partial(stacked_tensor, weights), shard_bytes=20_000)
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     (tmp_path / "optimizer.safetensors").write_bytes(b"not weights")
     assert huggingface.read_architecture(tmp_path) == arch
@@ -59,7 +68,7 @@ def test_shards_round_trip_and_unnamed_files_are_not_read(tmp_path, arch, weight
 
 
 def test_a_missing_shard_is_named(tmp_path, arch, weights):
-    save_weights(tmp_path, weights, arch, jnp.float32, shard_bytes=20_000)
+    save_tensors(tmp_path, arch, jnp.float32, partial(stacked_tensor, weights), shard_bytes=20_000)
     gone = sorted(tmp_path.glob("*.safetensors"))[1]
     gone.unlink()
     with pytest.raises(UserError, match=gone.name):
