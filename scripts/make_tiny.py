@@ -1,8 +1,9 @@
-"""Makes the shipped checkpoint `gemma3_tiny`: a tokenizer of about fifty words and a 0.57M-parameter Gemma 3, warm-started on
+"""Makes the shipped checkpoint `gemma3_tiny`: a tokenizer of 47 words and a 0.57M-parameter Gemma 3, warm-started on
 demonstrations by the project's own update.
 
-The demonstrations are flawed on purpose, to leave reinforcement learning something to do: the arithmetic is always right, but
-the two subtraction families show the right operation only a third of the time, and a quarter of all demonstrations break the format.
+The demonstrations are flawed on purpose, to leave reinforcement learning something to do: the arithmetic is always right,
+but the two subtraction families show the right operation only a third of the time, and a quarter of all demonstrations
+break the format.
 
     make tiny        (about 5 minutes on 2 cores; overwrites src/agent_tunix/models/tiny)
 """
@@ -20,9 +21,10 @@ import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from agent_tunix.algorithm import optimizers, schedules
+from agent_tunix.algorithm import schedules
+from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine.rollout import Sampling, sample
-from agent_tunix.engine.update import UpdateRule, init_state, update
+from agent_tunix.engine.update import init_state, update
 from agent_tunix.models import tokenizer as tk
 from agent_tunix.models.gemma3 import Architecture
 from agent_tunix.models.tokenizer import load_tokenizer
@@ -38,7 +40,7 @@ TINY = Path(__file__).parents[1] / "src" / "agent_tunix" / "models" / "tiny"
 
 
 def build_tokenizer(folder: Path) -> int:
-    """One token a word, a digit, a sign or a tag, under the names that Gemma gives to its control tokens; returns the size."""
+    """One token a word, a digit, a sign or a tag, with Gemma's names for the control tokens; returns the size."""
     control = [tk.PAD, tk.END, tk.BEGIN, tk.UNKNOWN, tk.START_OF_TURN, tk.END_OF_TURN]
     text = " ".join(arithmetic.TEMPLATES.values()).replace(".", " . ").replace("?", " ? ")
     words = sorted({w for w in text.split() if "{" not in w} | {"user", "model", *arithmetic.NAMES, *arithmetic.THINGS})
@@ -95,13 +97,14 @@ def measure(weights, arch, tokenizer, temperature: float, generations: int) -> s
     ).reshape(len(problems), generations)
     families = {f: right[[p.family == f for p in problems]].mean().round(2) for f in arithmetic.TEMPLATES}
     mixed = ((right.max(1) == 1) & (right.min(1) == 0)).mean()
-    return f"accuracy {right.mean():.3f} {families} pass@{generations} {right.max(1).mean():.2f} mixed {mixed:.2f} e.g. {texts[0]}"
+    solved = right.max(1).mean()
+    return f"accuracy {right.mean():.3f} {families} pass@{generations} {solved:.2f} mixed {mixed:.2f} e.g. {texts[0]}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=TINY)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--rate", type=float, default=3e-3)
     args = parser.parse_args()
@@ -109,10 +112,8 @@ def main() -> None:
     arch = architecture(build_tokenizer(args.folder))
     tokenizer = load_tokenizer(args.folder)
     weights = init_weights(jax.random.key(0), arch)
-    optimizer = optimizers.adamw((0.9, 0.98), 1e-8, 0.01, 1.0)
     schedule = schedules.warmup_cosine(args.rate, args.steps // 20, args.steps, args.rate / 100)
-    rule = UpdateRule(arch, optimizer, schedule, epsilon=0.2, beta=0.0, temperature=1.0, micro_batches=1)
-    state = init_state(weights, optimizer)
+    state = init_state(weights)
     base = jax.tree.map(jnp.copy, weights)
     problems = arithmetic.generate(20_000, seed=0, split="train")
     rng, started = random.Random(0), time.time()
@@ -121,8 +122,21 @@ def main() -> None:
         ids = [[tokenizer.begin_id, *tokenizer.encode(prompts.chat_prompt(p.question, ""))] for p in chosen]
         shown = [tokenizer.encode(flawed_demonstration(p, rng)) for p in chosen]
         tokens, mask = right_pad(shown, COMPLETION_WIDTH, tokenizer.pad_id)
-        batch = Batch(left_pad(ids, PROMPT_WIDTH, tokenizer.pad_id), tokens, mask, None, None, np.ones(len(chosen), np.float32))
-        state, stats = update(state, batch, base, rule=rule)
+        batch = Batch(
+            left_pad(ids, PROMPT_WIDTH, tokenizer.pad_id), tokens, mask, None, None, np.ones(len(chosen), np.float32)
+        )
+        h = Hyperparameters(
+            learning_rate=schedule(step + 1),
+            weight_decay=0.01,
+            beta1=0.9,
+            beta2=0.98,
+            eps=1e-8,
+            max_grad_norm=1.0,
+            kl_beta=0.0,
+            clip_epsilon=0.2,
+            temperature=1.0,
+        )
+        state, stats = update(state, batch, base, h, arch=arch, micro_batches=1)
         if (step + 1) % 100 == 0:
             print(f"{step + 1:5d} loss {float(stats.loss.loss):.3f} {time.time() - started:.0f} s", flush=True)
         if (step + 1) % 500 == 0 or step + 1 == args.steps:

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
@@ -45,8 +45,14 @@ def main() -> None:
     verbs = {"train": train, "evaluate": evaluate, "export": export}
     verb = sys.argv.pop(1) if len(sys.argv) > 1 else ""
     if verb not in verbs:
-        usage = "\n".join(f"  agent-tunix {name:10} {(function.__doc__ or '').split(';')[0]}" for name, function in verbs.items())
-        wrong = f"'{verb}' is no verb of agent-tunix{did_you_mean(verb, verbs)}\n" if verb.strip("-") not in ("", "help", "h") else ""
+        usage = "\n".join(
+            f"  agent-tunix {name:10} {(function.__doc__ or '').split(';')[0]}" for name, function in verbs.items()
+        )
+        wrong = (
+            f"'{verb}' is no verb of agent-tunix{did_you_mean(verb, verbs)}\n"
+            if verb.strip("-") not in ("", "help", "h")
+            else ""
+        )
         print(f"{wrong}usage:\n{usage}", file=sys.stderr)
         sys.exit(2 if wrong else 0)
     verbs[verb]()
@@ -59,7 +65,9 @@ def _train(composed: DictConfig) -> None:
     output = Path(HydraConfig.get().runtime.output_dir)
     if cfg.training.resume is None:
         if (output / "config.yaml").exists():
-            raise UserError(f"{output} already holds a run; continue it with training.resume={output}, or choose another folder.")
+            raise UserError(
+                f"{output} already holds a run; continue it with training.resume={output}, or choose another folder."
+            )
     else:
         cfg, output = _resumed(cfg.training.resume)
     workflow.run(cfg, _relative(output), console)
@@ -76,7 +84,9 @@ def _resumed(folder: str) -> tuple[Config, Path]:
         if key == "training.resume":
             continue
         if "." not in key and key != "seed":
-            raise UserError(f"{override}: a resumed run keeps its own groups; only single values, as in a.b=c, can be changed.")
+            raise UserError(
+                f"{override}: a resumed run keeps its own groups; only single values, as in a.b=c, can be changed."
+            )
         OmegaConf.update(saved, key, OmegaConf.create({"value": OmegaConf.create(f"value: {value}").value}).value)
     return validate(saved, Config), path
 
@@ -96,23 +106,36 @@ def _export(composed: DictConfig) -> None:
 def _hydra(config_name: str, task: Callable[[DictConfig], None]) -> None:
     """Runs a task under Hydra; a user's mistake ends in its message and exit code 2."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us as they are; what is shown is decided below
-    sys.argv[1:] = [_lenient(argument) for argument in sys.argv[1:]]
-    own = Path("conf").resolve()
-    if own.is_dir() and own != config_folder() and not any(a.startswith(("--config-dir", "-cd")) for a in sys.argv):
-        sys.argv += ["--config-dir", str(own)]
+    sys.argv[1:] = _arguments(sys.argv[1:])
 
     def job(composed: DictConfig) -> None:
         try:
             task(composed)
+        except UserError as mistake:
+            _fail(str(mistake))
         finally:
             _remove_if_empty(Path(HydraConfig.get().runtime.output_dir))
 
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=config_name)(job)()
-    except UserError as mistake:
-        _fail(str(mistake), mistake.exit_code)
+    except MissingConfigException as mistake:
+        group, _, option = (mistake.missing_cfg_file or "").partition("/")
+        _fail(
+            f"{group}={option}: there is no such option{did_you_mean(option, mistake.options or ())}\n"
+            f"The options of {group} are: {', '.join(mistake.options or ())}"
+        )
     except (HydraException, OmegaConfBaseException) as mistake:
-        _fail(str(mistake), UserError.exit_code)
+        _fail(str(mistake))
+
+
+def _arguments(given: list[str]) -> list[str]:
+    """The command line as Hydra takes it: options first, a user's own `conf` folder on the search path."""
+    multirun = [argument for argument in given if argument in ("--multirun", "-m")]
+    arguments = multirun + [_lenient(argument) for argument in given if argument not in multirun]
+    own = Path("conf").resolve()
+    if own.is_dir() and own != config_folder() and not any(a.startswith(("--config-dir", "-cd")) for a in given):
+        arguments = ["--config-dir", str(own), *arguments]
+    return arguments
 
 
 def _lenient(argument: str) -> str:
@@ -132,6 +155,6 @@ def _relative(path: Path) -> Path:
     return path.resolve().relative_to(Path.cwd()) if path.resolve().is_relative_to(Path.cwd()) else path
 
 
-def _fail(message: str, code: int) -> NoReturn:
+def _fail(message: str) -> NoReturn:
     print(message, file=sys.stderr)
-    sys.exit(code)
+    sys.exit(UserError.exit_code)

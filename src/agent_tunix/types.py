@@ -16,13 +16,14 @@ Sequences of one prompt lie side by side: sequence b belongs to prompt b // G.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform
 
 import jax
 
 T = TypeVar("T")
 
 
+@dataclass_transform(frozen_default=True)
 def pytree(cls: type[T]) -> type[T]:
     """Makes a frozen dataclass that JAX can map over; fields marked `static()` stay outside of tracing."""
     cls = dataclasses.dataclass(frozen=True)(cls)

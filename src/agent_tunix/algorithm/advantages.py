@@ -11,8 +11,9 @@ import jax.numpy as jnp
 EPSILON = 1e-4  # keeps a group of nearly equal rewards from being blown up into noise
 
 
-def group_advantages(rewards_PG: jax.Array) -> jax.Array:
+def group_advantages(rewards_PG: jax.typing.ArrayLike) -> jax.Array:
     """A = (r - mean(r)) / (std(r) + eps) within each group; a group of equal rewards gets exactly zero."""
+    rewards_PG = jnp.asarray(rewards_PG)
     centred_PG = rewards_PG - rewards_PG.mean(axis=1, keepdims=True)
     spread_PG = jnp.ptp(rewards_PG, axis=1, keepdims=True)
     advantages_PG = centred_PG / (rewards_PG.std(axis=1, ddof=1, keepdims=True) + EPSILON)

@@ -40,14 +40,14 @@ class LossStats:
     mismatch_kl: jax.Array
 
 
-def grpo_loss(inputs: LossInputs, epsilon: float, beta: float) -> tuple[jax.Array, LossStats]:
+def grpo_loss(inputs: LossInputs, epsilon: jax.typing.ArrayLike, beta: jax.typing.ArrayLike) -> tuple[jax.Array, LossStats]:
     """Minus the objective, summed over sequences rather than averaged, so that micro-batches add up."""
     advantages_BC = inputs.advantages_B[:, None]
     if inputs.old_logprobs_BC is None:
         log_ratio_BC = jnp.zeros_like(inputs.logprobs_BC)
         unclipped_BC = surrogate_BC = inputs.logprobs_BC * advantages_BC
     else:
-        log_ratio_BC = inputs.logprobs_BC - inputs.old_logprobs_BC
+        log_ratio_BC = _where_seen(inputs.logprobs_BC - inputs.old_logprobs_BC, inputs.mask_BC)
         ratio_BC = jnp.exp(log_ratio_BC)
         unclipped_BC = ratio_BC * advantages_BC
         clipped_BC = jnp.clip(ratio_BC, 1 - epsilon, 1 + epsilon) * advantages_BC
@@ -55,7 +55,7 @@ def grpo_loss(inputs: LossInputs, epsilon: float, beta: float) -> tuple[jax.Arra
     objective_BC = surrogate_BC
     kl_BC = jnp.zeros_like(surrogate_BC)
     if inputs.reference_logprobs_BC is not None:
-        kl_BC = k3(inputs.reference_logprobs_BC - inputs.logprobs_BC)
+        kl_BC = k3(_where_seen(inputs.reference_logprobs_BC - inputs.logprobs_BC, inputs.mask_BC))
         objective_BC = surrogate_BC - beta * kl_BC
 
     def per_sequence(values_BC):
@@ -74,7 +74,12 @@ def grpo_loss(inputs: LossInputs, epsilon: float, beta: float) -> tuple[jax.Arra
 
 def k3(log_ratio: jax.Array) -> jax.Array:
     """Schulman's unbiased, non-negative estimate of KL(p || q) from samples of p, given log q - log p."""
-    return jnp.exp(log_ratio) - log_ratio - 1
+    return jnp.expm1(log_ratio) - log_ratio
+
+
+def _where_seen(log_ratio_BC: jax.Array, mask_BC: jax.Array) -> jax.Array:
+    """Zero under the mask: what the model thinks of padding may be so unlikely that its exponential is infinite."""
+    return jnp.where(mask_BC, log_ratio_BC, 0.0)
 
 
 def sequence_means(values_BC: jax.Array, mask_BC: jax.Array) -> jax.Array:
@@ -85,22 +90,20 @@ def sequence_means(values_BC: jax.Array, mask_BC: jax.Array) -> jax.Array:
 def token_logprobs(hidden_BCD, tokens_BC, unembed, temperature) -> tuple[jax.Array, jax.Array]:
     """Log-probability of each token and the entropy of its distribution, both at the temperature.
 
-    `unembed` turns hidden states into logits. The vocabulary is large, so logits are made for a few tokens at a time, and made
-    again in the backward pass instead of being kept.
+    `unembed` turns hidden states into logits. The vocabulary is large, so logits are made for a few tokens at a time, and
+    made again in the backward pass instead of being kept.
     """
     B, C, D = hidden_BCD.shape
 
     @jax.checkpoint
-    def chunk(args):
-        hidden, tokens = args
-        logits = unembed(hidden) / temperature
-        logprobs = jax.nn.log_softmax(logits, axis=-1)
-        chosen = jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
-        frozen = jax.lax.stop_gradient(logprobs)
-        return chosen, -(jnp.exp(frozen) * frozen).sum(axis=-1)
+    def one(args):
+        hidden_D, token = args
+        logprobs_V = jax.nn.log_softmax(unembed(hidden_D) / temperature)
+        frozen_V = jax.lax.stop_gradient(logprobs_V)
+        return logprobs_V[token], -(jnp.exp(frozen_V) * frozen_V).sum()
 
     vocab_size = jax.eval_shape(unembed, hidden_BCD).shape[-1]
     rows = max(1, LOGITS_BUDGET // vocab_size)
     flat = hidden_BCD.reshape(B * C, D), tokens_BC.reshape(B * C)
-    logprobs, entropy = jax.lax.map(chunk, flat, batch_size=rows) if B * C > rows else chunk(flat)
+    logprobs, entropy = jax.lax.map(one, flat, batch_size=rows) if rows < B * C else jax.vmap(one)(flat)
     return logprobs.reshape(B, C), entropy.reshape(B, C)

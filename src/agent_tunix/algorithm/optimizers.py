@@ -1,7 +1,9 @@
-"""Optimizers as optax transformations that give a direction; the learning rate is applied by `step`, and logged there.
+"""Optimizers as optax transformations that give a direction; the learning rate is applied by `step`.
 
 AdamW is Loshchilov & Hutter (2019, arXiv:1711.05101): the gradient is clipped by its global norm first, then goes through
 Adam's moments; decay is added to the direction, outside of them.
+
+All scalars are inputs of the compiled update rather than constants in it, so runs that differ in them share one program.
 """
 
 from __future__ import annotations
@@ -9,21 +11,43 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
+
+from agent_tunix.types import pytree
 
 
-def adamw(betas: tuple[float, float], eps: float, weight_decay: float, max_grad_norm: float) -> optax.GradientTransformation:
+@pytree
+class Hyperparameters:
+    """The scalars of one update; `learning_rate` is the schedule's at this update."""
+
+    learning_rate: ArrayLike
+    weight_decay: ArrayLike
+    beta1: ArrayLike
+    beta2: ArrayLike
+    eps: ArrayLike
+    max_grad_norm: ArrayLike
+    kl_beta: ArrayLike
+    clip_epsilon: ArrayLike
+    temperature: ArrayLike
+
+
+def adamw(h: Hyperparameters) -> optax.GradientTransformation:
     return optax.chain(
-        optax.clip_by_global_norm(max_grad_norm),
-        optax.scale_by_adam(b1=betas[0], b2=betas[1], eps=eps),
-        optax.add_decayed_weights(weight_decay),
+        optax.clip_by_global_norm(h.max_grad_norm),
+        optax.scale_by_adam(b1=h.beta1, b2=h.beta2, eps=h.eps),
+        optax.add_decayed_weights(h.weight_decay),
     )
 
 
-def step(
-    optimizer: optax.GradientTransformation, grads: Any, state: Any, params: Any, learning_rate: jax.Array
-) -> tuple[Any, Any, Any]:
+def init(params: Any) -> Any:
+    """The optimizer's state before the first update; it does not depend on any scalar."""
+    return adamw(Hyperparameters(*[0.0] * 9)).init(params)
+
+
+def step(grads: Any, state: Any, params: Any, h: Hyperparameters) -> tuple[Any, Any, Any]:
     """params - learning_rate * direction; returns the new parameters, the new optimizer state and the change made."""
-    direction, state = optimizer.update(grads, state, params)
-    updates = jax.tree.map(lambda d: -learning_rate * d, direction)
-    return optax.apply_updates(params, updates), state, updates
+    direction, state = adamw(h).update(grads, state, params)
+    change = jax.tree.map(lambda d: -jnp.asarray(h.learning_rate) * d, direction)
+    return optax.apply_updates(params, change), state, change

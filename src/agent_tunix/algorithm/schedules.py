@@ -12,10 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import jax
-import jax.numpy as jnp
-
-Schedule = Callable[[jax.Array], jax.Array]
+Schedule = Callable[[int], float]
 
 
 def warmup_steps_from_ratio(warmup_ratio: float, total_steps: int) -> int:
@@ -24,10 +21,11 @@ def warmup_steps_from_ratio(warmup_ratio: float, total_steps: int) -> int:
 
 
 def warmup_cosine(peak: float, warmup_steps: int, total_steps: int, lr_min: float) -> Schedule:
-    def schedule(t: jax.Array) -> jax.Array:
-        warmup = peak * t / max(warmup_steps, 1)
-        progress = jnp.clip((t - warmup_steps) / max(total_steps - warmup_steps, 1), 0.0, 1.0)
-        cosine = lr_min + 0.5 * (peak - lr_min) * (1 + jnp.cos(jnp.pi * progress))
-        return jnp.where(t <= warmup_steps, warmup, cosine)
+    def schedule(t: int) -> float:
+        if t <= warmup_steps:
+            return peak * (t / warmup_steps)
+        progress = min(1.0, (t - warmup_steps) / (total_steps - warmup_steps))
+        cosine = lr_min + 0.5 * (peak - lr_min) * (1 + math.cos(math.pi * progress))
+        return min(cosine, peak)  # rounding may pass the peak by a bit
 
     return schedule

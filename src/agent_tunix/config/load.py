@@ -41,7 +41,11 @@ def validate(composed: DictConfig | Mapping[str, Any], kind: type[C]) -> C:
 
 
 def report(lines: list[str]) -> str:
-    head = "There is a fault in the configuration:" if len(lines) == 1 else f"There are {len(lines)} faults in the configuration:"
+    head = (
+        "There is a fault in the configuration:"
+        if len(lines) == 1
+        else f"There are {len(lines)} faults in the configuration:"
+    )
     return "\n".join([head, *(f"  {line}" for line in lines)])
 
 
@@ -58,8 +62,12 @@ def write_config(path: Path, config: Config) -> None:
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+    """A hint at the candidate whose last name the word resembles or abbreviates (lr for learning_rate)."""
+    names = {candidate.rpartition(".")[2]: candidate for candidate in candidates}
+    last = word.rpartition(".")[2]
+    abbreviated = [name for name in names if "".join(part[0] for part in name.split("_")) == last]
+    close = abbreviated or difflib.get_close_matches(last, names, n=1, cutoff=0.6)
+    return f"; did you mean {names[close[0]]}?" if close else ""
 
 
 def keys(kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
@@ -85,7 +93,12 @@ def _lines(faults: ValidationError, kind: type[BaseModel]) -> Iterable[str]:
         elif fault["type"] == "value_error" and isinstance(fault["input"], dict | BaseModel):
             yield f"{key}: {message}" if key else message
         else:
-            message = message.removeprefix("Input ").replace("should be", "must be")
+            message = (
+                message.removeprefix("Input ")
+                .removeprefix("List ")
+                .replace("should", "must")
+                .removesuffix(" after validation")
+            )
             why = f" ({WHY[key]})" if key in WHY else ""
             yield f"{key}={_shown(fault['input'])}: {message}{why}"
 

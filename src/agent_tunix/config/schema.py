@@ -46,7 +46,9 @@ class ModelSection(Section):
     dtype: Literal["float32", "bfloat16"] = Field(description="Type in which the base weights are held and multiplied.")
     lora_rank: int = Field(ge=1, description="Rank of the adapters; memory and expressiveness grow with it.")
     lora_alpha: float = Field(gt=0, description="Adapters are scaled by lora_alpha / lora_rank.")
-    lora_module_path: str = Field(description="Regular expression over Hugging Face module names; modules it finds are adapted.")
+    lora_module_path: str = Field(
+        description="Regular expression over Hugging Face module names; modules it finds are adapted."
+    )
     mesh_shape: list[list[int] | list[str]] = Field(description="Devices by axis and the names of the axes.")
     architecture: ArchitectureSection = Field(description="Numbers of the architecture.")
 
@@ -91,11 +93,15 @@ class GrpoSection(Section):
     num_iterations: Positive = Field(description="Updates made from each batch of completions.")
     beta: float = Field(ge=0, description="Weight of the KL divergence from the base model; 0 saves the reference pass.")
     epsilon: float = Field(gt=0, lt=1, description="The probability ratio is clipped to 1 +- epsilon.")
-    shuffle_advantages: bool = Field(description="Control experiment: permute advantages within each group, which must teach nothing.")
+    shuffle_advantages: bool = Field(
+        description="Control experiment: permute advantages within each group, which must teach nothing."
+    )
 
 
 class GenerationSection(Section):
-    max_prompt_length: Positive = Field(description="Longest prompt, in tokens; longer ones are dropped when data is loaded.")
+    max_prompt_length: Positive = Field(
+        description="Longest prompt, in tokens; longer ones are dropped when data is loaded."
+    )
     max_generation_steps: Positive = Field(description="Longest completion, in tokens.")
     temperature: float = Field(gt=0, description="Divides the logits in sampling and in training alike.")
     top_p: float = Field(gt=0, le=1, description="Sample from the smallest set of tokens with this probability.")
@@ -103,11 +109,17 @@ class GenerationSection(Section):
 
 
 class TrainingSection(Section):
-    batch_size: Positive | None = Field(description="Prompts an update; null: as micro_batch_size. More accumulates gradients.")
-    micro_batch_size: Positive = Field(description="Prompts whose completions go through the model at once; memory grows with it.")
+    batch_size: Positive | None = Field(
+        description="Prompts an update; null: as micro_batch_size. More accumulates gradients."
+    )
+    micro_batch_size: Positive = Field(
+        description="Prompts whose completions go through the model at once; memory grows with it."
+    )
     num_batches: Positive | None = Field(description="Batches an epoch, at most what the data holds; null: all of it.")
     num_epochs: Positive = Field(description="Passes over those batches, each in a new order.")
-    train_fraction: float = Field(gt=0, le=1, description="Share of the training data used; the rest is kept for validation.")
+    train_fraction: float = Field(
+        gt=0, le=1, description="Share of the training data used; the rest is kept for validation."
+    )
     eval_every_n_steps: Positive | None = Field(description="Updates between evaluations; null: only before and after.")
     save_interval_steps: Positive | None = Field(description="Updates between checkpoints; null: only the last.")
     max_checkpoints_to_keep: Positive = Field(description="Older checkpoints are deleted.")
@@ -128,14 +140,20 @@ class TrainingSection(Section):
 
 
 class DataSection(Section):
-    source: Literal["arithmetic", "gsm8k", "jsonl"] = Field(description="Kind of data: generated, GSM8K, or files of JSON lines.")
-    path: str | None = Field(description="File, or folder with train.jsonl and test.jsonl (.gz too), or hub repository for GSM8K.")
+    source: Literal["arithmetic", "gsm8k", "jsonl"] = Field(
+        description="Kind of data: generated, GSM8K, or files of JSON lines."
+    )
+    path: str | None = Field(
+        description="File, or folder with train.jsonl and test.jsonl (.gz too), or hub repository for GSM8K."
+    )
     num_examples: Positive | None = Field(description="Training examples used; null: all (arithmetic needs a number).")
     question_field: str = Field(description="Field of a row that holds the question.")
     answer_field: str = Field(description="Field of a row that holds the answer.")
     answer_pattern: str | None = Field(description="Regular expression whose first group is the final answer in that field.")
     system_prompt: str = Field(description="Put before every question.")
-    on_bad_row: Literal["error", "skip"] = Field(description="What a malformed row does: stop with its line number, or be counted and skipped.")
+    on_bad_row: Literal["error", "skip"] = Field(
+        description="What a malformed row does: stop with its line number, or be counted and skipped."
+    )
 
 
 class RewardSection(Section):
@@ -190,7 +208,9 @@ class EvaluateConfig(Config):
     """The configuration of `evaluate.py`: a training configuration, and what to evaluate."""
 
     run: str | None = Field(description="Folder of a run to evaluate; null: the base model.")
-    step: Annotated[int, Field(ge=0)] | None = Field(description="Checkpoint to evaluate; null: the last; 0: before training.")
+    step: Annotated[int, Field(ge=0)] | None = Field(
+        description="Checkpoint to evaluate; null: the last; 0: before training."
+    )
     num_passes: Positive = Field(description="Completions drawn for each problem, for majority vote and pass@k.")
     inference_config: InferenceSection
 

@@ -5,23 +5,32 @@ from __future__ import annotations
 import json
 import os
 import resource
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from tensorboardX import SummaryWriter
+
+from agent_tunix.engine.batch import Scored
+from agent_tunix.engine.update import UpdateStats
+from agent_tunix.tasks.datasets import Example
+from agent_tunix.types import Rollouts
 
 Record = dict[str, Any]
 
 
 class RunFolder:
-    """Writes the artefacts of a run; every line is flushed, so a killed run leaves whole lines."""
+    """Writes the artefacts of a run. One that goes on from a checkpoint drops what was written after that step."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, resumed_at: int | None = None):
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
-        self._tensorboard = SummaryWriter(str(path / "tensorboard"))
+        if resumed_at is not None:
+            self._rewind(resumed_at)
+        self._tensorboard = SummaryWriter(str(path / "tensorboard"), purge_step=resumed_at)
 
     def metrics(self, record: Record) -> None:
         self._append("metrics.jsonl", [record])
@@ -40,8 +49,8 @@ class RunFolder:
         temporary.write_text(json.dumps(record, indent=2) + "\n")
         os.replace(temporary, self.path / "summary.json")
 
-    def rewind(self, step: int) -> None:
-        """Drops what was written after `step`, and a line cut short by a kill: a resumed run will write it again."""
+    def _rewind(self, step: int) -> None:
+        """Drops lines of later steps, and one cut short by a kill: the resumed run will write them again."""
         for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl"):
             path = self.path / name
             if path.exists():
@@ -67,6 +76,68 @@ def read_records(path: Path) -> list[Record]:
     """The whole lines of a .jsonl file; a last line without its end is a write that a kill cut short."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     return [json.loads(line) for line in lines]
+
+
+class Clock:
+    """Laps of one batch, in seconds."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name], self._last = now - self._last, now
+
+    def total(self) -> float:
+        return self._last - self._start
+
+
+def step_record(
+    step: int, stats: UpdateStats, mismatch_kl: jax.Array, scored: Scored, rollouts: Rollouts, clock: Clock
+) -> Record:
+    """One line of metrics.jsonl. Reading the numbers waits for the update, so its lap ends here."""
+    numbers = jax.device_get(stats)
+    clock.lap("time/update")
+    lengths_B = np.asarray(rollouts.mask_BC).sum(axis=1)
+    return {
+        "step": step,
+        "loss": float(numbers.loss.loss),
+        "lr": float(numbers.lr),
+        "grad_norm": float(numbers.grad_norm),
+        "update_norm": float(numbers.update_norm),
+        "update_survival": float(numbers.update_survival),
+        "reward/mean": float(scored.rewards_PG.mean()),
+        "reward/std": float(scored.rewards_PG.std()),
+        **{f"reward/{name}": float(value.mean()) for name, value in scored.values.items()},
+        "kl": float(numbers.loss.kl),
+        "entropy": float(numbers.loss.entropy),
+        "clip_fraction": float(numbers.loss.clip_fraction),
+        "groups/zero_variance": float((np.ptp(scored.rewards_PG, axis=1) == 0).mean()),
+        "completion/length": float(lengths_B.mean()),
+        "completion/truncated": float(1 - np.asarray(rollouts.ended_B).mean()),
+        "mismatch/kl": float(mismatch_kl),
+        **clock.laps,
+        "tokens_per_second": float(lengths_B.sum() / clock.total()),
+        "memory/peak_gb": peak_memory_gb(),
+    }
+
+
+def sample_records(step: int, example: Example, scored: Scored) -> list[Record]:
+    """Lines of samples.jsonl: the best and the worst completion of the batch's first prompt."""
+    rewards_G = scored.rewards_PG[0]
+    return [
+        {
+            "step": step,
+            "prompt": example.question,
+            "answer": example.answer,
+            "completion": scored.texts[g],
+            "reward": float(rewards_G[g]),
+            "rewards": {name: float(value[g]) for name, value in scored.values.items()},
+            "advantage": float(scored.advantages_PG[0, g]),
+        }
+        for g in (int(rewards_G.argmax()), int(rewards_G.argmin()))
+    ]
 
 
 def peak_memory_gb() -> float:

@@ -92,10 +92,14 @@ def draw_tokens(logits_BV: jax.Array, key: jax.Array, sampling: Sampling) -> jax
 
 
 def _invert_cdf(key: jax.Array, weights_BN: jax.Array) -> jax.Array:
-    """An index a row, drawn in proportion to the weights; one of weight zero is never drawn."""
-    cdf_BN = jnp.cumsum(weights_BN, axis=-1)
-    threshold_B1 = jax.random.uniform(key, (weights_BN.shape[0], 1)) * cdf_BN[:, -1:]
-    return (cdf_BN <= threshold_B1).sum(axis=-1).clip(max=jnp.argmax(cdf_BN, axis=-1))
+    """An index a row, drawn in proportion to the weights; one of weight zero is never drawn.
+
+    A parallel prefix sum rounds every entry in its own way, so it may rise where the weight is zero: those are taken out.
+    """
+    cdf_BN = jnp.where(weights_BN > 0, jnp.cumsum(weights_BN, axis=-1), -1.0)
+    greatest_B1 = cdf_BN.max(axis=-1, keepdims=True)
+    threshold_B1 = jax.random.uniform(key, greatest_B1.shape) * greatest_B1
+    return jnp.argmax((cdf_BN > threshold_B1) | (cdf_BN == greatest_B1), axis=-1)
 
 
 def _chosen_logprobs(logits_BV: jax.Array, tokens_B: jax.Array, temperature: float) -> jax.Array:

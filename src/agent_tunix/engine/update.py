@@ -6,33 +6,20 @@ not depend on how it was sliced. A group's prompt is read once and its gradient 
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from agent_tunix.algorithm import optimizers
 from agent_tunix.algorithm.loss import LossInputs, LossStats, grpo_loss, token_logprobs
-from agent_tunix.algorithm.schedules import Schedule
+from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.models import gemma3
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters, Trainable, policy
 from agent_tunix.types import Batch, Prompts, TrainState, pytree
-
-
-@dataclasses.dataclass(frozen=True)
-class UpdateRule:
-    """All that is fixed over a run; a compile-time constant of the update."""
-
-    arch: Architecture
-    optimizer: optax.GradientTransformation
-    schedule: Schedule
-    epsilon: float
-    beta: float
-    temperature: float
-    micro_batches: int
 
 
 @pytree
@@ -44,42 +31,43 @@ class UpdateStats:
     update_survival: jax.Array
 
 
-def init_state(trainable: Trainable, optimizer: optax.GradientTransformation) -> TrainState:
-    return TrainState(trainable, optimizer.init(trainable), jnp.zeros((), jnp.int32))
+def init_state(trainable: Trainable) -> TrainState:
+    return TrainState(trainable, optimizers.init(trainable), jnp.zeros((), jnp.int32))
 
 
-@partial(jax.jit, static_argnames="rule", donate_argnames="state")
-def update(state: TrainState, batch: Batch, weights: Weights, *, rule: UpdateRule) -> tuple[TrainState, UpdateStats]:
-    """One step of the optimizer. Its rate is the schedule's at t = the number of this update, counted from 1."""
-    slices = _micro_batches(batch, rule.micro_batches)
+@partial(jax.jit, static_argnames=("arch", "micro_batches"), donate_argnames="state")
+def update(
+    state: TrainState, batch: Batch, weights: Weights, h: Hyperparameters, *, arch: Architecture, micro_batches: int
+) -> tuple[TrainState, UpdateStats]:
+    """One step of the optimizer."""
     zeros = jax.tree.map(jnp.zeros_like, state.trainable)
 
     def accumulate(carry, part):
-        loss = partial(_loss, part=part, weights=weights, rule=rule)
+        loss = partial(_loss, part=part, weights=weights, h=h, arch=arch)
         (_, stats), grads = jax.value_and_grad(loss, has_aux=True)(state.trainable)
         return jax.tree.map(jnp.add, carry, grads), stats
 
-    total, stats = jax.lax.scan(accumulate, zeros, slices)
+    total, stats = jax.lax.scan(accumulate, zeros, _micro_batches(batch, micro_batches))
     sequences = batch.tokens_BC.shape[0]
     grads = jax.tree.map(lambda g: g / sequences, total)
     stats = jax.tree.map(lambda s: s.sum() / sequences, stats)
 
-    lr = rule.schedule(state.step + 1)
-    trainable, optimizer, change = optimizers.step(rule.optimizer, grads, state.optimizer, state.trainable, lr)
+    trainable, optimizer, change = optimizers.step(grads, state.optimizer, state.trainable, h)
     survival = _share_changed(state.trainable, trainable)
-    stats = UpdateStats(stats, lr, optax.global_norm(grads), optax.global_norm(change), survival)
+    lr = jnp.asarray(h.learning_rate)
+    stats = UpdateStats(stats, lr, optax.tree.norm(grads), optax.tree.norm(change), survival)
     return TrainState(trainable, optimizer, state.step + 1), stats
 
 
-@partial(jax.jit, static_argnames=("arch", "temperature", "micro_batches"))
+@partial(jax.jit, static_argnames=("arch", "micro_batches"))
 def reference_logprobs(
     prompts: Prompts,
     tokens_BC: jax.Array,
     mask_BC: jax.Array,
     weights: Weights,
+    temperature: ArrayLike,
     *,
     arch: Architecture,
-    temperature: float,
     micro_batches: int,
 ) -> jax.Array:
     """Log-probabilities of the completions under the base model, that is, with adapters off."""
@@ -98,7 +86,7 @@ def completion_logprobs(
     mask_BC: jax.Array,
     *,
     arch: Architecture,
-    temperature: float,
+    temperature: ArrayLike,
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probability and entropy of every completion token given its prompt and the tokens before it."""
     B, C = tokens_BC.shape
@@ -112,14 +100,16 @@ def completion_logprobs(
     return token_logprobs(before_BCD, tokens_BC, partial(gemma3.unembed, weights), temperature)
 
 
-def _loss(trainable: Trainable, part: Batch, weights: Weights, rule: UpdateRule) -> tuple[jax.Array, LossStats]:
+def _loss(
+    trainable: Trainable, part: Batch, weights: Weights, h: Hyperparameters, arch: Architecture
+) -> tuple[jax.Array, LossStats]:
     logprobs_BC, entropy_BC = completion_logprobs(
-        *policy(weights, trainable), part.prompts, part.tokens_BC, part.mask_BC, arch=rule.arch, temperature=rule.temperature
+        *policy(weights, trainable), part.prompts, part.tokens_BC, part.mask_BC, arch=arch, temperature=h.temperature
     )
     inputs = LossInputs(
         logprobs_BC, part.old_logprobs_BC, part.reference_logprobs_BC, entropy_BC, part.mask_BC, part.advantages_B
     )
-    return grpo_loss(inputs, rule.epsilon, rule.beta)
+    return grpo_loss(inputs, h.clip_epsilon, h.kl_beta)
 
 
 def _micro_batches(tree, count: int):

@@ -11,7 +11,15 @@ import re
 from agent_tunix.tasks.prompts import ANSWER, REASONING
 
 _FORMAT = re.compile(
-    r"^\s*" + REASONING[0] + r"(?P<reasoning>.+?)" + REASONING[1] + r"\s*" + ANSWER[0] + r"(?P<answer>.+?)" + ANSWER[1] + r"\s*$",
+    r"^\s*"
+    + REASONING[0]
+    + r"(?P<reasoning>.+?)"
+    + REASONING[1]
+    + r"\s*"
+    + ANSWER[0]
+    + r"(?P<answer>.+?)"
+    + ANSWER[1]
+    + r"\s*$",
     re.DOTALL,
 )
 _TAGGED = re.compile(ANSWER[0] + r"(.+?)" + ANSWER[1], re.DOTALL)

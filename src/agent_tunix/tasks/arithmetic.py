@@ -4,7 +4,7 @@
     remainder   Ann has 12 pears. Ann gives away 7. How many pears does Ann have?            a - b
     shortfall   Ann has 7 pears. Ann wants 12. How many more pears does Ann need?            b - a
 
-Training, validation and test problems are split by the pair of numbers, so no held-out problem is a renamed training problem.
+Training, validation and test problems are split by the pair of numbers: no held-out problem is a renamed training problem.
 """
 
 from __future__ import annotations

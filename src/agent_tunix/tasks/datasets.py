@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from agent_tunix.errors import UserError
@@ -157,7 +158,7 @@ def left_pad(sequences: Sequence[Sequence[int]], width: int, pad_id: int) -> Pro
     for row, ids in enumerate(sequences):
         tokens[row, width - len(ids) :] = ids
         positions[row, width - len(ids) :] = np.arange(len(ids))
-    return Prompts(tokens, positions)
+    return Prompts(jnp.asarray(tokens), jnp.asarray(positions))
 
 
 def right_pad(sequences: Sequence[Sequence[int]], width: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:

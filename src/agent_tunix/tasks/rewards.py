@@ -42,9 +42,7 @@ def answer_correct(prompt: str, completion: str, answer: str) -> float:
 def number_in_answer(prompt: str, completion: str, answer: str) -> float:
     """1 if the first number in an answer block is right, whatever the rest of the completion looks like."""
     found = answers.tagged_answer(completion)
-    return float(
-        found is not None and answers.same_number(answers.first_number(found), answers.first_number(answer))
-    )
+    return float(found is not None and answers.same_number(answers.first_number(found), answers.first_number(answer)))
 
 
 class Scorer:
@@ -62,7 +60,8 @@ class Scorer:
         }
 
     def total(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
-        return sum((self.weights[name] * value for name, value in values.items()), start=np.float32(0))
+        """The reward itself."""
+        return np.asarray(sum(self.weights[name] * value for name, value in values.items()), np.float32)
 
     def _one(self, name: str, prompt: str, completion: str, truth: str) -> float:
         try:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,7 +59,9 @@ class Display:
         self.notice(f"step {record['step']}: held-out accuracy {self._accuracy}{sampled} ({record['n']} problems)")
 
 
-def print_summary(console: Console, folder: Path, summary: Record, before: Sequence[Record], after: Sequence[Record]) -> None:
+def print_summary(
+    console: Console, folder: Path, summary: Record, before: Sequence[Record], after: Sequence[Record]
+) -> None:
     """The close of a run: accuracy before and after, samples before and after, what to do next."""
     table = Table(title=f"{summary['status']}: {summary['steps']} updates in {summary['seconds']:.0f} s")
     for column in ("held-out", "before", "after"):
@@ -79,3 +84,10 @@ def print_summary(console: Console, folder: Path, summary: Record, before: Seque
     console.print(f"Run folder: {folder}\n\nNext:", highlight=False)
     for line in summary["advice"]:
         console.print(f"  {line}", highlight=False, soft_wrap=True, markup=False)
+
+
+def python_command() -> str:
+    """How to call this Python from here: by name where that finds it, else by path."""
+    found = shutil.which("python")
+    named = found is not None and os.path.abspath(found) == os.path.abspath(sys.executable)
+    return "python" if named else os.path.relpath(sys.executable)

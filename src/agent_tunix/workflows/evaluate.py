@@ -33,7 +33,6 @@ from agent_tunix.models.lora import Trainable, policy
 from agent_tunix.tasks import answers, rewards
 from agent_tunix.tasks.datasets import Example, batches
 from agent_tunix.workflows import setup
-from agent_tunix.workflows.plan import make_optimizer
 
 
 def complete(
@@ -41,8 +40,8 @@ def complete(
     trainable: Trainable | None,
     examples: Sequence[Example],
     width: int,
-    sampling: Sampling,
     batch_size: int,
+    sampling: Sampling,
     key: jax.Array,
 ) -> list[list[str]]:
     """`num_generations` completions of every example."""
@@ -112,7 +111,7 @@ def run(cfg: EvaluateConfig, output: Path, console: Console) -> Record:
     )
     key = step_key(cfg.seed, step, Purpose.EVALUATION)
     width = setup.prompt_width(examples)
-    completions = complete(model, trainable, examples, width, sampling, cfg.evaluation.batch_size, key)
+    completions = complete(model, trainable, examples, width, cfg.evaluation.batch_size, sampling, key)
     record = {"step": step, "split": "test", **grade(examples, completions), "num_passes": cfg.num_passes}
     record |= {f"inference/{k}": v for k, v in cfg.inference_config.model_dump().items()}
     folder = RunFolder(Path(cfg.run) if cfg.run else output)
@@ -137,13 +136,15 @@ def _trainable(cfg: EvaluateConfig, trained: Config, model: setup.Model) -> tupl
         return None, 0
     adapters = setup.new_adapters(trained.model, model.arch, step_key(trained.seed, 0, Purpose.INIT))
     checkpoints = Checkpoints(Path(cfg.run) / "checkpoints", trained.training.max_checkpoints_to_keep)
-    state, _ = checkpoints.restore(init_state(adapters, make_optimizer(trained.optimizer)), cfg.step)
+    state, _ = checkpoints.restore(init_state(adapters), cfg.step)
     return state.trainable, int(state.step)
 
 
 def _table(record: Record, cfg: EvaluateConfig, trained: Config) -> Table:
     what = f"{cfg.run}, step {record['step']}" if cfg.run else f"base model {trained.model.model_size}"
-    table = Table(title=f"{what}: {record['n']} problems, {cfg.num_passes} pass(es), temperature {cfg.inference_config.temperature:g}")
+    table = Table(
+        title=f"{what}: {record['n']} problems, {cfg.num_passes} pass(es), temperature {cfg.inference_config.temperature:g}"
+    )
     table.add_column("measure")
     table.add_column("value", justify="right")
     for name, value in record.items():

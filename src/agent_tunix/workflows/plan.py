@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-import optax
-
-from agent_tunix.algorithm import optimizers, schedules
+from agent_tunix.algorithm import schedules
+from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.algorithm.schedules import Schedule
-from agent_tunix.config.schema import Config, OptimizerSection
+from agent_tunix.config.schema import Config
 from agent_tunix.errors import UserError
 
 
@@ -48,6 +47,17 @@ def make_plan(cfg: Config, num_examples: int) -> Plan:
     return Plan(per_epoch, total_batches, total_steps, warmup, schedules.warmup_cosine(rate, warmup, horizon, lr_min))
 
 
-def make_optimizer(section: OptimizerSection) -> optax.GradientTransformation:
-    beta1, beta2 = section.betas
-    return optimizers.adamw((beta1, beta2), section.eps, section.weight_decay, section.max_grad_norm)
+def hyperparameters(cfg: Config, plan: Plan, t: int) -> Hyperparameters:
+    """The scalars of the t-th update, counted from 1."""
+    o = cfg.optimizer
+    return Hyperparameters(
+        learning_rate=plan.schedule(t),
+        weight_decay=o.weight_decay,
+        beta1=o.betas[0],
+        beta2=o.betas[1],
+        eps=o.eps,
+        max_grad_norm=o.max_grad_norm,
+        kl_beta=cfg.grpo.beta,
+        clip_epsilon=cfg.grpo.epsilon,
+        temperature=cfg.generation.temperature,
+    )

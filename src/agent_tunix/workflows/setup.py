@@ -67,9 +67,9 @@ def architecture(section: ModelSection) -> Architecture:
 def _check_architecture(section: ModelSection, found: Architecture) -> None:
     described = architecture(section)
     differing = [
-        f"{field.name}: {getattr(found, field.name)} in the checkpoint, {getattr(described, field.name)} in the configuration"
-        for field in dataclasses.fields(Architecture)
-        if getattr(found, field.name) != getattr(described, field.name)
+        f"{name}: {value} in the checkpoint, {getattr(described, name)} in the configuration"
+        for name, value in dataclasses.asdict(found).items()
+        if value != getattr(described, name)
     ]
     if differing:
         raise UserError(
@@ -94,9 +94,7 @@ def load_examples(cfg: Config, split: str, limit: int | None, tokenizer: Tokeniz
     longest = cfg.generation.max_prompt_length
     examples, dropped = tokenize(rows, tokenizer.encode, tokenizer.begin_id, cfg.data.system_prompt, longest)
     if dropped:
-        notice(
-            f"{dropped} of {len(rows)} {split} prompts are longer than generation.max_prompt_length={longest} and are left out."
-        )
+        notice(f"{dropped} of {len(rows)} {split} prompts exceed generation.max_prompt_length={longest} and are left out.")
     if not examples:
         raise UserError(
             f"The {split} split has no example left; data.path={cfg.data.path}, {dropped} prompts were too long."

@@ -6,35 +6,32 @@ config -> prompts -> rollout -> rewards -> advantages -> update -> metrics -> ch
 from __future__ import annotations
 
 import dataclasses
-import signal
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 from rich.console import Console
 
-from agent_tunix.algorithm.advantages import group_advantages, shuffle_within_groups
 from agent_tunix.config.load import write_config
 from agent_tunix.config.schema import Config
+from agent_tunix.engine.batch import make_batch, score, trim
 from agent_tunix.engine.checkpoint import Checkpoints
-from agent_tunix.engine.metrics import Record, RunFolder, peak_memory_gb, read_records
+from agent_tunix.engine.guard import Interruption
+from agent_tunix.engine.metrics import Clock, Record, RunFolder, read_records, sample_records, step_record
 from agent_tunix.engine.rng import Purpose, step_key
 from agent_tunix.engine.rollout import Sampling, sample
-from agent_tunix.engine.update import UpdateRule, UpdateStats, init_state, reference_logprobs, update
+from agent_tunix.engine.update import init_state, reference_logprobs, update
 from agent_tunix.models.lora import policy
-from agent_tunix.tasks.datasets import Example, Stream
+from agent_tunix.tasks.datasets import Stream
 from agent_tunix.tasks.rewards import Scorer
-from agent_tunix.types import Batch, Prompts, Rollouts, TrainState
+from agent_tunix.types import Prompts, Rollouts, TrainState
 from agent_tunix.workflows import setup
-from agent_tunix.workflows.display import Display, print_summary
+from agent_tunix.workflows.display import Display, print_summary, python_command
 from agent_tunix.workflows.evaluate import complete, grade
-from agent_tunix.workflows.plan import Plan, make_optimizer, make_plan
+from agent_tunix.workflows.plan import Plan, hyperparameters, make_plan
 
 SAMPLES_SHOWN = 3
-SMALLEST_BUCKET = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,19 +43,25 @@ class Run:
     task: setup.Task
     plan: Plan
     sampling: Sampling
-    rule: UpdateRule
     scorer: Scorer
     stream: Stream
 
+    @property
+    def micro_batches(self) -> int:
+        return self.cfg.training.prompts_per_step // self.cfg.training.micro_batch_size
+
+    def key(self, step: int, purpose: Purpose) -> jax.Array:
+        return step_key(self.cfg.seed, step, purpose)
+
 
 @dataclasses.dataclass(frozen=True)
-class Scored:
-    """A batch of completions with their rewards; arrays are on the host."""
+class Desk:
+    """Where a run writes to and what it listens to."""
 
-    texts: list[str]
-    values: dict[str, np.ndarray]
-    rewards_PG: np.ndarray
-    advantages_PG: np.ndarray
+    folder: RunFolder
+    checkpoints: Checkpoints
+    display: Display
+    interruption: Interruption
 
 
 def prepare(cfg: Config, console: Console) -> Run:
@@ -69,185 +72,118 @@ def prepare(cfg: Config, console: Console) -> Run:
     task = setup.load_task(cfg, model.tokenizer, console.print)
     plan = make_plan(cfg, len(task.train))
     if cfg.training.num_batches and plan.batches_per_epoch < cfg.training.num_batches:
-        console.print(f"The data holds {plan.batches_per_epoch} batches an epoch, not training.num_batches={cfg.training.num_batches}.")
-    size = cfg.training.prompts_per_step
-    rule = UpdateRule(
-        arch=model.arch,
-        optimizer=make_optimizer(cfg.optimizer),
-        schedule=plan.schedule,
-        epsilon=cfg.grpo.epsilon,
-        beta=cfg.grpo.beta,
-        temperature=cfg.generation.temperature,
-        micro_batches=size // cfg.training.micro_batch_size,
-    )
-    stream = Stream(task.train, size, plan.batches_per_epoch, cfg.seed)
-    return Run(cfg, model, task, plan, setup.training_sampling(cfg, model.tokenizer), rule, scorer, stream)
+        console.print(
+            f"The data holds {plan.batches_per_epoch} batches, not training.num_batches={cfg.training.num_batches}."
+        )
+    stream = Stream(task.train, cfg.training.prompts_per_step, plan.batches_per_epoch, cfg.seed)
+    return Run(cfg, model, task, plan, setup.training_sampling(cfg, model.tokenizer), scorer, stream)
 
 
 def run(cfg: Config, path: Path, console: Console) -> Record:
     """`run_training.py`: trains, or continues the run in `path`; returns the summary that it also writes there."""
     started = time.monotonic()
     r = prepare(cfg, console)
-    adapters = setup.new_adapters(cfg.model, r.model.arch, step_key(cfg.seed, 0, Purpose.INIT))
-    state, position = init_state(adapters, r.rule.optimizer), 0
-    folder = RunFolder(path)
+    adapters = setup.new_adapters(cfg.model, r.model.arch, r.key(0, Purpose.INIT))
+    fresh = init_state(adapters)
     checkpoints = Checkpoints(path / "checkpoints", cfg.training.max_checkpoints_to_keep)
-    if checkpoints.steps():
-        state, position = checkpoints.restore(state)
-    folder.rewind(int(state.step))
+    state, position = checkpoints.restore(fresh) if checkpoints.steps() else (fresh, 0)
+    folder = RunFolder(path, int(state.step))
     write_config(path / "config.yaml", cfg)
-    with _Interruption() as interruption, Display(console, r.plan.total_steps, int(state.step)) as display:
-        before = evaluate_policy(r, state, folder, display)
+    status = "failed"
+    with Interruption() as interruption, Display(console, r.plan.total_steps, int(state.step)) as display:
+        desk = Desk(folder, checkpoints, display, interruption)
         try:
-            state, position = _loop(r, state, position, folder, checkpoints, display, interruption)
-            status = "interrupted" if interruption.requested else "completed"
-        except BaseException:
-            _summarise(r, folder, "failed", started)
-            raise
-        checkpoints.save(state, position)
-        after = evaluate_policy(r, state, folder, display) if status == "completed" else []
-    checkpoints.close()
-    summary = _summarise(r, folder, status, started)
-    folder.close()
+            before = evaluate_policy(r, fresh, desk)
+            state, position = train_loop(r, state, position, desk)
+            checkpoints.save(state, position)
+            after = evaluate_policy(r, state, desk)
+            status = "completed" if position == r.plan.total_batches else "interrupted"
+        finally:
+            summary = _summarise(r, folder, status, started)
+            checkpoints.close()
+            folder.close()
     print_summary(console, path, summary, before, after)
     return summary
 
 
-def _loop(r: Run, state: TrainState, position: int, folder, checkpoints, display, interruption) -> tuple[TrainState, int]:
+def train_loop(r: Run, state: TrainState, position: int, desk: Desk) -> tuple[TrainState, int]:
+    """From a position in the data to its end, or to an interruption; returns the state and the position reached."""
+    training, shuffle = r.cfg.training, r.cfg.grpo.shuffle_advantages
     for index in range(position, r.plan.total_batches):
-        if interruption.requested:
+        if desk.interruption.requested:
             return state, index
-        clock = _Clock()
+        clock = Clock()
         examples = r.stream.batch(index)
         prompts = setup.pad_prompts(examples, r.task.prompt_width, r.model.tokenizer)
-        key = step_key(r.cfg.seed, index, Purpose.ROLLOUT)
         weights, adapters = policy(r.model.weights, state.trainable)
-        rollouts = jax.block_until_ready(sample(weights, adapters, prompts, key, arch=r.model.arch, sampling=r.sampling))
+        key = r.key(index, Purpose.ROLLOUT)
+        rollouts = trim(sample(weights, adapters, prompts, key, arch=r.model.arch, sampling=r.sampling))
+        texts = [r.model.tokenizer.decode(row) for row in np.asarray(rollouts.tokens_BC)]
         clock.lap("time/rollout")
-        scored = score(r, examples, rollouts, index)
+        scored = score(r.scorer, examples, texts, r.key(index, Purpose.SHUFFLE) if shuffle else None)
         clock.lap("time/reward")
-        batch = make_batch(r, prompts, rollouts, scored)
+        batch = make_batch(prompts, rollouts, scored.advantages_PG, reference(r, prompts, rollouts))
         for iteration in range(r.cfg.grpo.num_iterations):
-            state, stats = update(state, batch, r.model.weights, rule=r.rule)
-            mismatch = stats.loss.mismatch_kl if iteration == 0 else mismatch
-            record = _record(int(state.step), stats, float(mismatch), scored, rollouts, clock)
-            folder.metrics(record)
-            display.step(record)
-        folder.samples(_samples(int(state.step), examples[0], scored))
-        if _due(r.cfg.training.save_interval_steps, r, int(state.step)):
-            checkpoints.save(state, index + 1)
-        if _due(r.cfg.training.eval_every_n_steps, r, int(state.step)) and index + 1 < r.plan.total_batches:
-            evaluate_policy(r, state, folder, display)
+            h = hyperparameters(r.cfg, r.plan, int(state.step) + 1)
+            state, stats = update(state, batch, r.model.weights, h, arch=r.model.arch, micro_batches=r.micro_batches)
+            if iteration == 0:  # later, the policy has moved away from the one that sampled
+                mismatch_kl = stats.loss.mismatch_kl
+            record = step_record(int(state.step), stats, mismatch_kl, scored, rollouts, clock)
+            desk.folder.metrics(record)
+            desk.display.step(record)
+        step = int(state.step)
+        desk.folder.samples(sample_records(step, examples[0], scored))
+        if _due(training.eval_every_n_steps, step, r.cfg.grpo.num_iterations):
+            evaluate_policy(r, state, desk)
+        if _due(training.save_interval_steps, step, r.cfg.grpo.num_iterations):
+            desk.checkpoints.save(state, index + 1)
     return state, r.plan.total_batches
 
 
-def score(r: Run, examples: Sequence[Example], rollouts: Rollouts, index: int) -> Scored:
-    """Rewards and advantages of a batch of completions."""
-    G = r.sampling.num_generations
-    texts = [r.model.tokenizer.decode(row) for row in np.asarray(rollouts.tokens_BC)]
-    of = [example for example in examples for _ in range(G)]
-    values = r.scorer([e.question for e in of], texts, [e.answer for e in of])
-    rewards_PG = r.scorer.total(values).reshape(-1, G)
-    advantages_PG = group_advantages(rewards_PG)
-    if r.cfg.grpo.shuffle_advantages:
-        advantages_PG = shuffle_within_groups(step_key(r.cfg.seed, index, Purpose.SHUFFLE), advantages_PG)
-    return Scored(texts, values, rewards_PG, np.asarray(advantages_PG))
+def reference(r: Run, prompts: Prompts, rollouts: Rollouts) -> jax.Array | None:
+    """The base model's log-probabilities of the completions; beta 0 costs no pass."""
+    if r.cfg.grpo.beta == 0:
+        return None
+    return reference_logprobs(
+        prompts,
+        rollouts.tokens_BC,
+        rollouts.mask_BC,
+        r.model.weights,
+        r.cfg.generation.temperature,
+        arch=r.model.arch,
+        micro_batches=r.micro_batches,
+    )
 
 
-def make_batch(r: Run, prompts: Prompts, rollouts: Rollouts, scored: Scored) -> Batch:
-    """Completions cut to the bucket of the longest, with the reference's log-probabilities where beta asks for them."""
-    width = bucket(int(np.asarray(rollouts.mask_BC).sum(axis=1).max()), r.sampling.max_steps)
-    tokens_BC, mask_BC = rollouts.tokens_BC[:, :width], rollouts.mask_BC[:, :width]
-    reference = None
-    if r.cfg.grpo.beta > 0:
-        rule = r.rule
-        reference = reference_logprobs(
-            prompts,
-            tokens_BC,
-            mask_BC,
-            r.model.weights,
-            arch=rule.arch,
-            temperature=rule.temperature,
-            micro_batches=rule.micro_batches,
-        )
-    return Batch(prompts, tokens_BC, mask_BC, rollouts.logprobs_BC[:, :width], reference, scored.advantages_PG.reshape(-1))
-
-
-def bucket(length: int, longest: int) -> int:
-    """The smallest of longest, longest/2, longest/4 that holds `length`: at most three programs are ever compiled."""
-    fitting = [longest // part for part in (4, 2) if longest // part >= max(length, SMALLEST_BUCKET)]
-    return min(fitting, default=longest)
-
-
-def evaluate_policy(r: Run, state: TrainState, folder: RunFolder, display: Display) -> list[Record]:
-    """Writes one line of evals.jsonl (none twice); returns a few completions to show."""
+def evaluate_policy(r: Run, state: TrainState, desk: Desk) -> list[Record]:
+    """Writes one line of evals.jsonl, unless that step has one; returns a few greedy completions to show."""
     step, examples = int(state.step), r.task.validation
     greedy = dataclasses.replace(r.sampling, temperature=0.0, num_generations=1)
-    key = step_key(r.cfg.seed, step, Purpose.EVALUATION)
-    common = (r.model, state.trainable, examples, r.task.prompt_width)
-    texts = complete(*common, greedy, r.cfg.evaluation.batch_size, key)
-    if step not in {record["step"] for record in read_records(folder.path / "evals.jsonl")}:
+    common = (r.model, state.trainable, examples, r.task.prompt_width, r.cfg.evaluation.batch_size)
+    key = r.key(step, Purpose.EVALUATION)
+    texts = complete(*common, greedy, key)
+    if step not in [record["step"] for record in _validations(desk.folder)]:
         record = {"step": step, "split": "validation", **grade(examples, texts)}
         if r.cfg.evaluation.sampled:
-            sampled = dataclasses.replace(r.sampling, num_generations=1)
-            drawn = complete(*common, sampled, r.cfg.evaluation.batch_size, key)
+            drawn = complete(*common, dataclasses.replace(r.sampling, num_generations=1), key)
             record["sampled_accuracy"] = grade(examples, drawn)["accuracy"]
-        folder.evaluation(record)
-        display.evaluation(record)
+        desk.folder.evaluation(record)
+        desk.display.evaluation(record)
     shown = list(zip(examples, texts, strict=True))[:SAMPLES_SHOWN]
     return [{"question": e.question, "answer": e.answer, "completion": text[0]} for e, text in shown]
 
 
-def _due(interval: int | None, r: Run, step: int) -> bool:
-    """Whether the batch that ended at `step` passed a multiple of the interval."""
-    return interval is not None and step // interval > (step - r.cfg.grpo.num_iterations) // interval
+def _validations(folder: RunFolder) -> list[Record]:
+    return [record for record in read_records(folder.path / "evals.jsonl") if record["split"] == "validation"]
 
 
-def _record(step: int, stats: UpdateStats, mismatch: float, scored: Scored, rollouts: Rollouts, clock: _Clock) -> Record:
-    clock.lap("time/update")
-    lengths_B = np.asarray(rollouts.mask_BC).sum(axis=1)
-    return {
-        "step": step,
-        "loss": float(stats.loss.loss),
-        "lr": float(stats.lr),
-        "grad_norm": float(stats.grad_norm),
-        "update_norm": float(stats.update_norm),
-        "update_survival": float(stats.update_survival),
-        "reward/mean": float(scored.rewards_PG.mean()),
-        "reward/std": float(scored.rewards_PG.std()),
-        **{f"reward/{name}": float(value.mean()) for name, value in scored.values.items()},
-        "kl": float(stats.loss.kl),
-        "entropy": float(stats.loss.entropy),
-        "clip_fraction": float(stats.loss.clip_fraction),
-        "groups/zero_variance": float((np.ptp(scored.rewards_PG, axis=1) == 0).mean()),
-        "completion/length": float(lengths_B.mean()),
-        "completion/truncated": float(1 - np.asarray(rollouts.ended_B).mean()),
-        "mismatch/kl": mismatch,
-        **clock.laps,
-        "tokens_per_second": float(lengths_B.sum() / clock.total()),
-        "memory/peak_gb": peak_memory_gb(),
-    }
-
-
-def _samples(step: int, example: Example, scored: Scored) -> list[Record]:
-    """The best and the worst completion of the batch's first prompt."""
-    rewards_G = scored.rewards_PG[0]
-    return [
-        {
-            "step": step,
-            "prompt": example.question,
-            "answer": example.answer,
-            "completion": scored.texts[g],
-            "reward": float(rewards_G[g]),
-            "rewards": {name: float(value[g]) for name, value in scored.values.items()},
-            "advantage": float(scored.advantages_PG[0, g]),
-        }
-        for g in (int(rewards_G.argmax()), int(rewards_G.argmin()))
-    ]
+def _due(interval: int | None, step: int, num_iterations: int) -> bool:
+    """Whether the batch whose updates ended at `step` reached or passed a multiple of the interval."""
+    return interval is not None and step // interval > (step - num_iterations) // interval
 
 
 def _summarise(r: Run, folder: RunFolder, status: str, started: float) -> Record:
-    evals = [record for record in read_records(folder.path / "evals.jsonl") if record["split"] == "validation"]
+    evals = _validations(folder)
     steps = max((record["step"] for record in read_records(folder.path / "metrics.jsonl")), default=0)
     summary: Record = {
         "status": status,
@@ -257,7 +193,11 @@ def _summarise(r: Run, folder: RunFolder, status: str, started: float) -> Record
         "final_eval": evals[-1] if evals else None,
         "seconds": round(time.monotonic() - started, 1),
         "optimizer": r.cfg.optimizer.model_dump(),
-        "scheduler": {**r.cfg.scheduler.model_dump(), "warmup_steps": r.plan.warmup_steps, "total_steps": r.plan.total_steps},
+        "scheduler": {
+            **r.cfg.scheduler.model_dump(),
+            "warmup_steps": r.plan.warmup_steps,
+            "total_steps": r.plan.total_steps,
+        },
         "advice": _advice(status, folder.path),
     }
     folder.summary(summary)
@@ -265,42 +205,11 @@ def _summarise(r: Run, folder: RunFolder, status: str, started: float) -> Record
 
 
 def _advice(status: str, path: Path) -> list[str]:
+    python = python_command()
     if status != "completed":
-        return [f"python run_training.py training.resume={path}"]
+        return [f"{python} run_training.py training.resume={path}"]
     return [
-        f"python evaluate.py run={path} inference_config=standard num_passes=8",
-        f"tensorboard --logdir {path / 'tensorboard'}",
-        "python run_training.py +experiment=quick_test --multirun optimizer.learning_rate=1e-7,1e-6,1e-5,1e-4",
+        f"{python} evaluate.py run={path} inference_config=standard num_passes=8",
+        f"{python} run_training.py +experiment=control",
+        f"{python} run_training.py +experiment=quick_test --multirun optimizer.learning_rate=1e-7,1e-6,1e-5,1e-4",
     ]
-
-
-class _Clock:
-    """Laps of one batch, in seconds."""
-
-    def __init__(self) -> None:
-        self._start = self._last = time.perf_counter()
-        self.laps: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[name], self._last = now - self._last, now
-
-    def total(self) -> float:
-        return self._last - self._start
-
-
-class _Interruption:
-    """Turns the first SIGINT or SIGTERM into a request to stop after the current batch; a second one acts as usual."""
-
-    def __enter__(self) -> _Interruption:
-        self.requested = False
-        self._previous: dict[int, Any] = {s: signal.signal(s, self._request) for s in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _request(self, *_: object) -> None:
-        self.requested = True
-        self.__exit__()

@@ -1,0 +1,58 @@
+"""From completions to the batch that an update learns from: rewards, advantages, trimming."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agent_tunix.algorithm.advantages import group_advantages, shuffle_within_groups
+from agent_tunix.tasks.datasets import Example
+from agent_tunix.tasks.rewards import Scorer
+from agent_tunix.types import Batch, Prompts, Rollouts
+
+SMALLEST_BUCKET = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """A batch of completions with their rewards; arrays are on the host."""
+
+    texts: list[str]
+    values: dict[str, np.ndarray]
+    rewards_PG: np.ndarray
+    advantages_PG: np.ndarray
+
+
+def score(scorer: Scorer, examples: Sequence[Example], texts: list[str], shuffle_key: jax.Array | None) -> Scored:
+    """Rewards and advantages of the completions; with `shuffle_key` the advantages are those of the control experiment."""
+    G = len(texts) // len(examples)
+    of = [example for example in examples for _ in range(G)]
+    values = scorer([e.question for e in of], texts, [e.answer for e in of])
+    rewards_PG = scorer.total(values).reshape(-1, G)
+    advantages_PG = group_advantages(rewards_PG)
+    if shuffle_key is not None:
+        advantages_PG = shuffle_within_groups(shuffle_key, advantages_PG)
+    return Scored(texts, values, rewards_PG, np.asarray(advantages_PG))
+
+
+def trim(rollouts: Rollouts) -> Rollouts:
+    """Completions cut to the bucket of the longest."""
+    longest = int(np.asarray(rollouts.mask_BC).sum(axis=1).max())
+    width = bucket(longest, rollouts.tokens_BC.shape[1])
+    cut = (rollouts.tokens_BC[:, :width], rollouts.mask_BC[:, :width], rollouts.logprobs_BC[:, :width])
+    return Rollouts(*cut, rollouts.ended_B)
+
+
+def make_batch(prompts: Prompts, rollouts: Rollouts, advantages_PG: np.ndarray, reference_BC: jax.Array | None) -> Batch:
+    advantages_B = jnp.asarray(advantages_PG.reshape(-1))
+    return Batch(prompts, rollouts.tokens_BC, rollouts.mask_BC, rollouts.logprobs_BC, reference_BC, advantages_B)
+
+
+def bucket(length: int, longest: int) -> int:
+    """The smallest of longest, longest/2, longest/4 that holds `length`: at most three programs are ever compiled."""
+    fitting = [longest // part for part in (4, 2) if longest // part >= max(length, SMALLEST_BUCKET)]
+    return min(fitting, default=longest)

@@ -1,0 +1,86 @@
+"""Every command of the optimizer reference, to the letter, on the tiny model."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+REPOSITORY = Path(__file__).parents[2]
+REFERENCE = (REPOSITORY / "docs" / "configuration" / "optimizer.rst").read_text()
+SMALL = ["model=gemma3_tiny", "training.num_batches=2", "evaluation.num_examples=16"]
+
+
+def commands(text: str) -> list[list[str]]:
+    """The arguments of each `python run_training.py` in the text, with continued lines joined."""
+    lines = text.replace("\\\n", " ").splitlines()
+    found = [shlex.split(line, comments=True)[2:] for line in lines if line.strip().startswith("python run_training.py")]
+    return [arguments for i, arguments in enumerate(found) if arguments not in found[:i]]
+
+
+def swept(arguments: list[str]) -> tuple[str, list[str]]:
+    """The key and the values of the override that a --multirun command sweeps over."""
+    key, _, values = next(a for a in arguments if "," in a and "[" not in a).partition("=")
+    return key, values.split(",")
+
+
+COMMANDS = commands(REFERENCE)
+SINGLE = [c for c in COMMANDS if "--multirun" not in c]
+SWEEPS = [c for c in COMMANDS if "--multirun" in c]
+
+
+def test_the_reference_is_read_whole():
+    assert len(SINGLE) >= 18
+    assert len(SWEEPS) == 4
+
+
+@pytest.mark.parametrize("arguments", SINGLE, ids=" ".join)
+def test_single_runs(arguments, command, tmp_path):
+    outcome = command("train", *arguments, *SMALL, "hydra.run.dir=out")
+    assert outcome.code == 0, outcome.err
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert summary["steps"] == 2
+    config = OmegaConf.load(tmp_path / "out" / "config.yaml")
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if "." in key:
+            assert OmegaConf.select(config, key) == OmegaConf.create(f"value: {value}").value
+            assert (
+                summary["optimizer"][key.removeprefix("optimizer.")]
+                == OmegaConf.to_object(config).get("optimizer")[key.removeprefix("optimizer.")]
+            )
+
+
+@pytest.mark.parametrize("arguments", SWEEPS, ids=" ".join)
+def test_sweeps(arguments, command, tmp_path):
+    outcome = command("train", *arguments, *SMALL, "hydra.sweep.dir=sweep")
+    assert outcome.code == 0, outcome.err
+    key, values = swept(arguments)
+    for job, value in enumerate(values):
+        folder = tmp_path / "sweep" / str(job)
+        assert json.loads((folder / "summary.json").read_text())["status"] == "completed"
+        assert OmegaConf.select(OmegaConf.load(folder / "config.yaml"), key) == float(value)
+
+
+def test_adamw_and_warmup_cosine_hold_exactly_the_keys_and_values_of_the_reference():
+    for heading, path in (
+        ("optimizer_name: adamw\n    learning_rate: 3e-6", "optimizer/adamw.yaml"),
+        ("scheduler_name: warmup_cosine", "scheduler/warmup_cosine.yaml"),
+        ("optimizer_name: adamw\n    learning_rate: 5e-6", "optimizer/custom.yaml"),
+    ):
+        start = REFERENCE.index(heading)
+        block = REFERENCE[start:].split("\n\n")[0].replace("\n    ", "\n")
+        assert OmegaConf.load(REPOSITORY / "conf" / path) == OmegaConf.create(block)
+
+
+def test_a_users_own_strategy_is_found_in_the_working_directory(command, tmp_path):
+    own = tmp_path / "conf" / "optimizer" / "mine.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text((REPOSITORY / "conf" / "optimizer" / "custom.yaml").read_text().replace("5e-6", "7e-6"))
+    outcome = command("train", "optimizer=mine", *SMALL, "hydra.run.dir=out")
+    assert outcome.code == 0, outcome.err
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["optimizer"]["learning_rate"] == 7e-6

@@ -1,0 +1,102 @@
+"""A user's mistake ends in one clear message and exit code 2, without a traceback and with nothing half-written."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+TINY = ["model=gemma3_tiny", "training.num_batches=2", "evaluation.num_examples=16"]
+
+FAULTS = {
+    "optimizer.lerning_rate=1e-5": "did you mean optimizer.learning_rate?",
+    "optimizer.lr=1e-5": "did you mean optimizer.learning_rate?",
+    "optimzer=adamw": "did you mean optimizer?",
+    "optimizer=adamx": "did you mean adamw?",
+    "sead=3": "did you mean seed?",
+    "optimizer.learning_rate=fast": "optimizer.learning_rate=fast: must be a valid number",
+    "optimizer.learning_rate=-1": "optimizer.learning_rate=-1: must be greater than 0",
+    "optimizer.betas=[0.9,1.5]": "1.5: must be less than 1",
+    "optimizer.betas=[0.9]": "optimizer.betas=[0.9]: must have at least 2 items",
+    "optimizer.weight_decay=nan": "optimizer.weight_decay=nan: must be a finite number",
+    "training.num_batches=2.5": "training.num_batches=2.5: must be a valid integer",
+    "training.micro_batch_size=0": "must be greater than or equal to 1",
+    "training.batch_size=6": "multiple of micro_batch_size=4",
+    "grpo.num_generations=1": "compares the completions of one prompt",
+    "scheduler.warmup_steps=100": "longer than the run of 2",
+    "scheduler.lr_min=1e-3": "is above optimizer.learning_rate",
+    "model.lora_module_path=nothing": "fits no module",
+    "model.lora_module_path=layers.0.*q_proj": "in 1 of 4 layers",
+    "model.weights=/nowhere": "no such folder",
+    "model.architecture.num_layers=5": "num_layers: 4 in the checkpoint, 5 in the configuration",
+    "training.resume=nowhere": "not the folder of a run",
+    "training.num_batches=": "must be a valid integer",
+    "data=gsm8k": "data.path",
+    "+reward.functions.mine=no_such_module.reward": "No module named 'no_such_module'",
+    "+reward.functions.mine=json.no_such_function": "no_such_function",
+    "data.num_examples=10000000": "the train split has",
+    "data.num_examples=3": "fewer than one batch",
+    "generation.max_prompt_length=5": "no example left",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_fault(fault, command, tmp_path):
+    outcome = command("train", *TINY, fault)
+    assert outcome.code == 2
+    assert FAULTS[fault] in outcome.err
+    assert "Traceback" not in outcome.out + outcome.err
+    assert not list(tmp_path.rglob("*.json*"))
+    assert not any(path.is_dir() and not any(path.iterdir()) and path.parent.name == "runs" for path in tmp_path.rglob("*"))
+
+
+def test_all_faults_are_reported_together(command):
+    outcome = command("train", *TINY, "optimizer.lr=1", "grpo.num_generations=1", "optimizer.eps=0")
+    assert outcome.code == 2
+    for key in ("optimizer.lr", "grpo.num_generations", "optimizer.eps"):
+        assert key in outcome.err
+
+
+def test_a_malformed_row_is_named_by_its_line(command, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"question": "Ann has 1 coins.", "answer": "1"}\n{"question": "Ann has"}\n')
+    outcome = command("train", *TINY, "data.source=jsonl", "data.path=rows.jsonl")
+    assert outcome.code == 2
+    assert "rows.jsonl, line 2: no field 'answer'" in outcome.err
+
+
+def test_words_the_tiny_model_does_not_know_are_refused(command, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "Natalia sold clips.", "answer": "1"}) + "\n")
+    outcome = command("train", *TINY, "data.source=jsonl", "data.path=rows.jsonl", "training.train_fraction=1.0")
+    assert outcome.code == 2
+    assert "does not know all words" in outcome.err
+
+
+@pytest.mark.parametrize("body", ["return float('nan')", "raise KeyError('oops')"])
+def test_a_faulty_reward_function_stops_the_run_with_its_name_and_the_completion(body, command, tmp_path):
+    (tmp_path / "broken_reward.py").write_text(f"def mine(prompt, completion, answer):\n    {body}\n")
+    outcome = command("train", *TINY, "+reward.functions.mine=broken_reward.mine", "hydra.run.dir=out")
+    assert outcome.code == 2
+    assert "reward function 'mine'" in outcome.err
+    assert "on the completion" in outcome.err
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(command):
+    assert command("train", *TINY, "hydra.run.dir=out").code == 0
+    outcome = command("train", *TINY, "hydra.run.dir=out")
+    assert outcome.code == 2
+    assert "training.resume=" in outcome.err
+
+
+def test_the_default_model_without_weights_names_the_ways_to_get_them(command, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    outcome = command("train")
+    assert outcome.code == 2
+    for way in ("huggingface.co/google/gemma-3-270m-it", "model.weights=", "+experiment=quick_test"):
+        assert way in outcome.err
+
+
+def test_an_unknown_verb_is_answered_with_the_verbs(command):
+    outcome = command("trian")
+    assert outcome.code == 2
+    assert "did you mean train?" in outcome.err

@@ -1,0 +1,143 @@
+"""Killed at a bad moment and resumed, a run gives to the bit what the uninterrupted run gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from agent_tunix.engine.metrics import read_records
+
+REPOSITORY = Path(__file__).parents[2]
+BATCHES, ITERATIONS, SAVE_EVERY = 6, 2, 4
+STEPS = BATCHES * ITERATIONS
+RUN = [
+    "model=gemma3_tiny",
+    f"training.num_batches={BATCHES}",
+    f"grpo.num_iterations={ITERATIONS}",
+    f"training.save_interval_steps={SAVE_EVERY}",
+    "training.eval_every_n_steps=4",
+    "training.num_epochs=1",
+    "evaluation.num_examples=16",
+    "optimizer.learning_rate=1e-5",
+]
+TIMINGS = {"tokens_per_second", "memory/peak_gb"}
+
+
+def start(folder: Path, *arguments: str, prelude: str = "") -> subprocess.Popen[str]:
+    """`run_training.py` in a process of its own, after some lines of Python that sabotage it."""
+    code = f"{prelude}\nimport sys; sys.argv[0] = 'run_training.py'\nfrom agent_tunix.cli import train; train()"
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    return output
+
+
+def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
+    while not any(record["step"] >= step for record in read_records(run / "metrics.jsonl")):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+
+
+def records(run: Path, name: str) -> list[dict]:
+    """What a run wrote, less what depends on the machine's mood."""
+    return [
+        {k: v for k, v in record.items() if k not in TIMINGS and not k.startswith("time/")}
+        for record in read_records(run / name)
+    ]
+
+
+def final_checkpoint(run: Path) -> list[np.ndarray]:
+    import orbax.checkpoint as ocp
+
+    with ocp.StandardCheckpointer() as checkpointer:
+        return jax.tree.leaves(checkpointer.restore((run / "checkpoints" / str(STEPS) / "state").resolve()))
+
+
+def assert_same_run(run: Path, straight: Path) -> None:
+    for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl"):
+        assert records(run, name) == records(straight, name)
+    assert json.loads((run / "summary.json").read_text())["status"] == "completed"
+    ours, theirs = final_checkpoint(run), final_checkpoint(straight)
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("straight")
+    finish(start(folder, *RUN, "hydra.run.dir=run"))
+    assert [record["step"] for record in read_records(folder / "run" / "metrics.jsonl")] == list(range(1, STEPS + 1))
+    return folder / "run"
+
+
+def test_kill_in_the_middle_of_training(straight, tmp_path):
+    process = start(tmp_path, *RUN, "hydra.run.dir=run")
+    wait_for_step(tmp_path / "run", SAVE_EVERY + 1, process)
+    process.kill()
+    process.wait()
+    finish(start(tmp_path, "training.resume=run"))
+    assert_same_run(tmp_path / "run", straight)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_kill_in_the_middle_of_a_save(straight, tmp_path, moment):
+    """The process dies just before or just after the second checkpoint is renamed to its place."""
+    sabotage = textwrap.dedent(f"""
+        import os, signal
+        saves, rename = [], os.rename
+        def deadly(source, target, *rest, **named):
+            commits = "orbax-checkpoint-tmp" in str(source) and str(target).endswith("checkpoints/{2 * SAVE_EVERY}")
+            if commits and {moment!r} == "before":
+                os.kill(os.getpid(), signal.SIGKILL)
+            rename(source, target, *rest, **named)
+            if commits:
+                os.kill(os.getpid(), signal.SIGKILL)
+        os.rename = os.replace = deadly
+    """)
+    process = start(tmp_path, *RUN, "hydra.run.dir=run", prelude=sabotage)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGKILL, output
+    saved = [name for name in os.listdir(tmp_path / "run" / "checkpoints") if name.isdigit()]
+    assert sorted(saved) == [str(SAVE_EVERY)] + ([str(2 * SAVE_EVERY)] if moment == "after" else [])
+    finish(start(tmp_path, "training.resume=run"))
+    assert_same_run(tmp_path / "run", straight)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_exits_cleanly(straight, tmp_path, number):
+    process = start(tmp_path, *RUN, "hydra.run.dir=run")
+    wait_for_step(tmp_path / "run", 3, process)
+    process.send_signal(number)
+    output = finish(process)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert 3 <= summary["steps"] < STEPS
+    assert "training.resume=run" in output
+    finish(start(tmp_path, "training.resume=run"))
+    interrupted_at = summary["steps"]
+    extra = [r for r in records(tmp_path / "run", "evals.jsonl") if r["step"] == interrupted_at]
+    assert records(tmp_path / "run", "metrics.jsonl") == records(straight, "metrics.jsonl")
+    assert all(r in records(tmp_path / "run", "evals.jsonl") for r in records(straight, "evals.jsonl"))
+    assert len(extra) <= 1
+
+
+def test_a_finished_run_stays_as_it_is(straight):
+    before = (straight / "metrics.jsonl").read_text()
+    output = finish(start(straight.parent, "training.resume=run"))
+    assert "completed" in output
+    assert (straight / "metrics.jsonl").read_text() == before

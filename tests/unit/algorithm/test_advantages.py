@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis.extra.numpy import arrays
+
+from agent_tunix.algorithm.advantages import EPSILON, group_advantages, shuffle_within_groups
+
+rewards = arrays(
+    np.float32,
+    st.sampled_from([(1, 2), (3, 4), (2, 6)]),
+    elements=st.floats(-8, 8, width=16, allow_subnormal=False),
+)
+
+
+def advantages(rewards_PG) -> np.ndarray:
+    return np.asarray(group_advantages(jnp.asarray(rewards_PG, jnp.float32)))
+
+
+@given(rewards)
+def test_advantages_of_a_group_sum_to_zero(rewards_PG):
+    np.testing.assert_allclose(advantages(rewards_PG).sum(axis=1), 0, atol=1e-3)
+
+
+@given(rewards, st.randoms(use_true_random=False))
+def test_permuting_a_group_permutes_its_advantages(rewards_PG, random):
+    order = list(range(rewards_PG.shape[1]))
+    random.shuffle(order)
+    np.testing.assert_allclose(advantages(rewards_PG[:, order]), advantages(rewards_PG)[:, order], rtol=1e-3, atol=1e-4)
+
+
+@given(rewards)
+def test_groups_do_not_touch_each_other(rewards_PG):
+    alone = np.concatenate([advantages(row[None]) for row in rewards_PG])
+    np.testing.assert_array_equal(advantages(rewards_PG), alone)
+
+
+@pytest.mark.parametrize("reward", [0.0, 0.1, 1 / 3, -7.7, 1e6])
+def test_a_group_of_equal_rewards_gets_exactly_zero(reward):
+    assert (advantages(np.full((1, 7), reward)) == 0).all()
+
+
+def test_known_values():
+    got = advantages([[1.0, 0.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0]])
+    want = [[0.75, -0.25, -0.25, -0.25], [-1.5, -0.5, 0.5, 1.5]] / (np.array([[0.5], [np.sqrt(5 / 3)]]) + EPSILON)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_a_better_reward_gets_a_greater_advantage():
+    assert (np.diff(advantages([[0.0, 0.2, 0.5, 3.0]])) > 0).all()
+
+
+def test_shuffling_stays_within_each_group_and_depends_on_the_key():
+    advantages_PG = jnp.arange(32.0).reshape(4, 8)
+    shuffled = shuffle_within_groups(jax.random.key(0), advantages_PG)
+    np.testing.assert_array_equal(jnp.sort(shuffled, axis=1), advantages_PG)
+    orders = {tuple((row - row.min()).astype(int).tolist()) for row in np.asarray(shuffled)}
+    assert len(orders) == 4, "each group has an order of its own"
+    assert not np.array_equal(shuffled, shuffle_within_groups(jax.random.key(1), advantages_PG))

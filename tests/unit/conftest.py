@@ -1,0 +1,78 @@
+"""A Gemma 3 small enough to be read, compiled and differentiated in a second, and batches for it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import settings
+
+from agent_tunix.models.gemma3 import Architecture, Layers, Weights
+from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, Adapters, module_shape
+from agent_tunix.types import Prompts
+
+jax.config.update("jax_disable_most_optimizations", True)  # compiling is most of what these tests do
+settings.register_profile("unit", deadline=None, max_examples=50, derandomize=True, database=None)
+settings.load_profile("unit")
+
+
+def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> jax.Array:
+    return jnp.asarray(scale * rng.normal(size=shape), jnp.float32)
+
+
+@pytest.fixture(scope="session")
+def arch() -> Architecture:
+    """Four layers, local and global in turn; the window is shorter than the sequences of the tests."""
+    return Architecture(
+        vocab_size=40,
+        num_layers=4,
+        embed_dim=16,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        hidden_dim=32,
+        sliding_window=4,
+        global_every=2,
+        query_scale=8**-0.5,
+        rope_local_base=100.0,
+        rope_global_base=1000.0,
+        rope_global_factor=2.0,
+        norm_eps=1e-6,
+    )
+
+
+@pytest.fixture(scope="session")
+def weights(arch) -> Weights:
+    """Random weights, the norms too."""
+    rng, L, D = np.random.default_rng(200), arch.num_layers, arch.embed_dim
+    layers = {
+        field.name: normal(rng, L, arch.head_dim if field.name in ("q_norm", "k_norm") else D, scale=0.3)
+        for field in dataclasses.fields(Layers)
+        if field.name.endswith("norm")
+    }
+    for module in ATTENTION + FEED_FORWARD:
+        fan_in, fan_out = module_shape(arch, module)
+        layers[module] = normal(rng, L, fan_in, fan_out, scale=fan_in**-0.5)
+    return Weights(normal(rng, arch.vocab_size, D, scale=D**-0.5), Layers(**layers), normal(rng, D, scale=0.3))
+
+
+@pytest.fixture(scope="session")
+def adapters(arch) -> Adapters:
+    """Adapters of rank 3 on all modules that have learnt something: B is not zero."""
+    rng, L = np.random.default_rng(1), arch.num_layers
+    shapes = {module: module_shape(arch, module) for module in ATTENTION + FEED_FORWARD}
+    a = {module: normal(rng, L, fan_in, 3, scale=fan_in**-0.5) for module, (fan_in, _) in shapes.items()}
+    b = {module: normal(rng, L, 3, fan_out, scale=0.2) for module, (_, fan_out) in shapes.items()}
+    return Adapters(a, b, 2.0)
+
+
+@pytest.fixture(scope="session")
+def prompts() -> Prompts:
+    """Three prompts of 7, 3 and 5 tokens, padded to 8."""
+    lengths, S = np.array([[7], [3], [5]]), 8
+    positions = np.maximum(np.arange(S) - (S - lengths), -1)
+    tokens = np.where(positions >= 0, np.random.default_rng(2).integers(3, 40, (3, S)), 0)
+    return Prompts(jnp.asarray(tokens, jnp.int32), jnp.asarray(positions, jnp.int32))

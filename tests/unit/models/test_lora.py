@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agent_tunix.models.gemma3 import forward
+from agent_tunix.models.lora import (
+    ATTENTION,
+    FEED_FORWARD,
+    Adapters,
+    huggingface_name,
+    init_adapters,
+    module_shape,
+    policy,
+    select_modules,
+)
+
+
+@partial(jax.jit, static_argnames="arch")
+def hidden(weights, adapters, arch, prompts):
+    return forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)[0]
+
+
+@pytest.fixture(scope="module")
+def fresh_adapters(arch) -> Adapters:
+    return init_adapters(jax.random.key(2), arch, ATTENTION + FEED_FORWARD, rank=3, alpha=6.0)
+
+
+def test_fresh_adapters_change_nothing(weights, fresh_adapters, arch, prompts):
+    base, adapted = (hidden(weights, a, arch, prompts) for a in (None, fresh_adapters))
+    np.testing.assert_allclose(adapted, base, rtol=1e-4, atol=1e-5)
+
+
+def test_fresh_adapters_are_float32_bounded_and_differ_by_layer_and_module(fresh_adapters, arch):
+    for module in ATTENTION + FEED_FORWARD:
+        a, b = fresh_adapters.a[module], fresh_adapters.b[module]
+        fan_in, fan_out = module_shape(arch, module)
+        assert a.shape == (4, fan_in, 3)
+        assert b.shape == (4, 3, fan_out)
+        assert a.dtype == b.dtype == jnp.float32
+        assert (b == 0).all()
+        assert 0.9 * fan_in**-0.5 < jnp.abs(a).max() <= fan_in**-0.5
+        assert not np.array_equal(a[0], a[1])
+    assert not np.array_equal(fresh_adapters.a["q_proj"], fresh_adapters.a["k_proj"])
+
+
+def test_adapters_equal_the_base_with_their_product_added(weights, adapters, arch, prompts):
+    merged = {
+        module: getattr(weights.layers, module)
+        + adapters.scale * jnp.einsum("lir,lro->lio", adapters.a[module], adapters.b[module])
+        for module in ATTENTION + FEED_FORWARD
+    }
+    layers = type(weights.layers)(**{**vars(weights.layers), **merged})
+    want = hidden(type(weights)(weights.embed_VD, layers, weights.final_norm_D), None, arch, prompts)
+    seen = np.asarray(prompts.positions_PS) >= 0
+    np.testing.assert_allclose(hidden(weights, adapters, arch, prompts)[seen], want[seen], rtol=1e-3, atol=2e-5)
+
+
+def test_every_module_of_every_layer_has_its_adapter_in_the_forward_pass(weights, adapters, arch, prompts):
+    grads = jax.jit(jax.grad(lambda a: (hidden(weights, a, arch, prompts)[:, -1] ** 3).sum()))(adapters)
+    for module in ATTENTION + FEED_FORWARD:
+        assert (np.abs(grads.a[module]).max(axis=(1, 2)) > 1e-6).all()
+        assert (np.abs(grads.b[module]).max(axis=(1, 2)) > 1e-6).all()
+
+
+def test_adapters_may_sit_on_some_modules_only(weights, adapters, arch, prompts):
+    silent = Adapters(adapters.a, {k: v * (k == "v_proj") for k, v in adapters.b.items()}, adapters.scale)
+    alone = Adapters({"v_proj": adapters.a["v_proj"]}, {"v_proj": adapters.b["v_proj"]}, adapters.scale)
+    got, want = (hidden(weights, a, arch, prompts) for a in (alone, silent))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_rank_and_alpha_make_the_scale(arch):
+    assert init_adapters(jax.random.key(0), arch, ("q_proj",), rank=4, alpha=32.0).scale == 8
+
+
+def test_policy_is_adapters_over_the_base_or_all_weights_in_the_type_of_the_base(weights, adapters):
+    base = jax.tree.map(lambda x: x.astype(jnp.bfloat16), weights)
+    assert policy(base, adapters) == (base, adapters)
+    trained = jax.tree.map(lambda x: x + 1, weights)
+    cast, none = policy(base, trained)
+    assert none is None
+    assert {leaf.dtype for leaf in jax.tree.leaves(cast)} == {jnp.dtype(jnp.bfloat16)}
+    np.testing.assert_array_equal(cast.embed_VD, trained.embed_VD.astype(jnp.bfloat16))
+
+
+def test_names_are_those_of_hugging_face():
+    assert huggingface_name(3, "q_proj") == "model.layers.3.self_attn.q_proj"
+    assert huggingface_name(0, "down_proj") == "model.layers.0.mlp.down_proj"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "modules"),
+    [
+        ("(q|k|v|o|gate|up|down)_proj", ATTENTION + FEED_FORWARD),
+        ("q_proj|v_proj", ("q_proj", "v_proj")),
+        ("self_attn", ATTENTION),
+        (r".*mlp\.", FEED_FORWARD),
+        (r"\.o_proj$", ("o_proj",)),
+    ],
+)
+def test_a_pattern_chooses_modules(pattern, modules):
+    assert select_modules(pattern, 4) == modules
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fault"), [("w_proj", "fits no module.*q_proj"), (r"layers\.0\..*q_proj", "q_proj in 1 of 4 layers")]
+)
+def test_a_pattern_that_fits_nothing_or_part_of_the_layers_is_refused(pattern, fault):
+    with pytest.raises(ValueError, match=fault):
+        select_modules(pattern, 4)
