@@ -14,9 +14,16 @@ from agent_tunix.models.gemma3 import Architecture, Layers, Weights
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, Adapters, module_shape
 from agent_tunix.types import Prompts
 
-jax.config.update("jax_disable_most_optimizations", True)  # compiling is most of what these tests do
 settings.register_profile("unit", deadline=None, max_examples=50, derandomize=True, database=None)
 settings.load_profile("unit")
+
+
+@pytest.fixture(autouse=True)
+def quick_compilation():
+    """Compiling is most of what these tests do; runs of whole workflows, elsewhere, are better off with fast programs."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> jax.Array:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from agent_tunix.algorithm import optimizers
+from agent_tunix.algorithm.optimizers import Hyperparameters
 
 BETAS, EPS = (0.9, 0.99), 1e-8
 
@@ -26,13 +27,26 @@ def by_hand(params, gradients, rates, weight_decay, max_grad_norm):
     return params
 
 
+def scalars(learning_rate, weight_decay, max_grad_norm) -> Hyperparameters:
+    return Hyperparameters(
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        beta1=BETAS[0],
+        beta2=BETAS[1],
+        eps=EPS,
+        max_grad_norm=max_grad_norm,
+        kl_beta=0.0,
+        clip_epsilon=0.2,
+        temperature=1.0,
+    )
+
+
 def by_us(params, gradients, rates, weight_decay, max_grad_norm):
-    optimizer = optimizers.adamw(BETAS, EPS, weight_decay, max_grad_norm)
     params = {k: jnp.asarray(v, jnp.float32) for k, v in params.items()}
-    state = optimizer.init(params)
+    state = optimizers.init(params)
     for grads, lr in zip(gradients, rates, strict=True):
         grads = {k: jnp.asarray(g, jnp.float32) for k, g in grads.items()}
-        params, state, _ = optimizers.step(optimizer, grads, state, params, jnp.float32(lr))
+        params, state, _ = optimizers.step(grads, state, params, scalars(lr, weight_decay, max_grad_norm))
     return params
 
 
@@ -62,9 +76,8 @@ def test_decay_is_decoupled_it_shrinks_weights_that_get_no_gradient():
 def test_step_reports_the_change_it_made(run):
     params, gradients, _ = run
     params = {k: jnp.asarray(v, jnp.float32) for k, v in params.items()}
-    optimizer = optimizers.adamw(BETAS, EPS, 0.1, 1.0)
     grads = {k: jnp.asarray(g, jnp.float32) for k, g in gradients[0].items()}
-    new, _, change = optimizers.step(optimizer, grads, optimizer.init(params), params, jnp.float32(0.1))
+    new, _, change = optimizers.step(grads, optimizers.init(params), params, scalars(0.1, 0.1, 1.0))
     for name in params:
         np.testing.assert_allclose(new[name] - params[name], change[name], rtol=1e-4, atol=1e-6)
 

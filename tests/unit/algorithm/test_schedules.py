@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,14 +20,15 @@ def plans(draw):
 
 
 def rates(peak, warmup_steps, total_steps, lr_min) -> np.ndarray:
-    """The rates of all updates of a run; always computed to the same length, which compiles once."""
-    return np.asarray(warmup_cosine(peak, warmup_steps, total_steps, lr_min)(jnp.arange(1, LONGEST + 1)))[:total_steps]
+    """The rates of all updates of a run."""
+    schedule = warmup_cosine(peak, warmup_steps, total_steps, lr_min)
+    return np.array([schedule(t) for t in range(1, total_steps + 1)])
 
 
 @given(plans())
 def test_every_rate_lies_between_zero_and_the_peak(plan):
     got = rates(*plan)
-    assert got.max() <= np.float32(plan[0])
+    assert got.max() <= plan[0]
     assert got.min() >= 0
 
 
@@ -37,7 +37,7 @@ def test_rounding_does_not_lift_the_rate_above_the_peak():
     rng = np.random.default_rng(0)
     for _ in range(1000):
         peak, total = 10 ** rng.uniform(-7, 0), int(rng.integers(1, LONGEST + 1))
-        assert rates(peak, int(rng.integers(total)), total, peak * rng.uniform()).max() <= np.float32(peak)
+        assert rates(peak, int(rng.integers(total)), total, peak * rng.uniform()).max() <= peak
 
 
 @given(plans())
@@ -45,11 +45,11 @@ def test_the_first_update_moves_warmup_ends_at_the_peak_and_the_last_is_at_lr_mi
     peak, warmup, total, lr_min = plan
     got = rates(*plan)
     assert got[0] > 0 or total == 1
-    assert got[-1] == np.float32(lr_min)
+    assert got[-1] == pytest.approx(lr_min, rel=1e-12)
     if warmup:
-        assert got[warmup - 1] == np.float32(peak)
+        assert got[warmup - 1] == peak
         assert (np.diff(got[:warmup]) > 0).all()
-    assert (np.diff(got[warmup:]) <= np.float32(peak) * 1e-6).all()
+    assert (np.diff(got[warmup:]) <= peak * 1e-12).all()
 
 
 @given(plans())
@@ -58,12 +58,12 @@ def test_the_formulas_of_the_reference(plan):
     t = np.arange(1, total + 1, dtype=np.float64)
     progress = np.clip((t - warmup) / (total - warmup), 0, 1)
     want = np.where(t <= warmup, peak * t / max(warmup, 1), lr_min + 0.5 * (peak - lr_min) * (1 + np.cos(np.pi * progress)))
-    np.testing.assert_allclose(rates(*plan), want, rtol=1e-5, atol=1e-6 * peak)
+    np.testing.assert_allclose(rates(*plan), want, rtol=1e-9, atol=1e-12 * peak)
 
 
 def test_the_rate_stays_at_lr_min_after_the_horizon():
     schedule = warmup_cosine(1e-3, 2, 10, 1e-5)
-    np.testing.assert_array_equal(schedule(jnp.array([10, 11, 500])), np.float32(1e-5))
+    assert [schedule(t) for t in (10, 11, 500)] == [1e-5] * 3
 
 
 @pytest.mark.parametrize(
