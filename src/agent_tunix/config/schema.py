@@ -40,8 +40,8 @@ class ModelSection(Section):
     model_family: Literal["gemma3"] = Field(description="Architecture family.")
     model_size: str = Field(description="Name of the size, for display.")
     weights: str = Field(
-        description="Where the weights are: a repository of the Hugging Face hub, a folder of safetensors or of an Orbax checkpoint, "
-        "a .gguf file, or kaggle:<handle>."
+        description="Where the weights are: a repository of the Hugging Face hub, a folder of safetensors or of an Orbax "
+        "checkpoint, a .gguf file, or kaggle:<handle>."
     )
     dtype: Literal["float32", "bfloat16"] = Field(description="Type in which the base weights are held and multiplied.")
     lora_rank: int = Field(ge=1, description="Rank of the adapters; memory and expressiveness grow with it.")
@@ -223,7 +223,9 @@ class ExportConfig(Section):
     format: Literal["peft", "merged", "gguf-ready"] = Field(
         description="A PEFT adapter; a whole model for transformers and vLLM; or one for llama.cpp's converter."
     )
-    output: str | None = Field(description="Folder to write, which must not exist; null: exports/<format>-<step> in the run.")
+    output: str | None = Field(
+        description="Folder to write, which must not exist; null: exports/<format>-<step> in the run."
+    )
     dtype: Literal["float32", "bfloat16"] = Field(
         description="Type of merged weights; bfloat16 halves the files and rounds the smallest changes away."
     )

@@ -123,6 +123,7 @@ def _rope(config: dict[str, Any], folder: Path) -> tuple[float, float, float]:
 
 def write_config(arch: Architecture, dtype: str) -> dict[str, Any]:
     """A config.json in single keys, which every version of transformers, vLLM and llama.cpp's converter reads."""
+    scalar = round(arch.query_scale**-2, 6)
     scaling = {"factor": arch.rope_global_factor, "rope_type": "linear"} if arch.rope_global_factor != 1 else None
     return {
         "architectures": ["Gemma3ForCausalLM"],
@@ -138,7 +139,7 @@ def write_config(arch: Architecture, dtype: str) -> dict[str, Any]:
         "sliding_window": arch.sliding_window,
         "sliding_window_pattern": arch.global_every,
         "layer_types": layer_kinds(arch.num_layers, arch.global_every),
-        "query_pre_attn_scalar": round(arch.query_scale**-2, 6),
+        "query_pre_attn_scalar": int(scalar) if scalar.is_integer() else scalar,  # transformers takes whole numbers only
         "rope_local_base_freq": arch.rope_local_base,
         "rope_theta": arch.rope_global_base,
         "rope_scaling": scaling,

@@ -35,7 +35,6 @@ from agent_tunix.models.sources import REPOSITORY, find_checkpoint
 from agent_tunix.models.tokenizer import MODEL, tokenizer_files
 from agent_tunix.models.weights import load_weights, save_tensors, stacked_tensor
 from agent_tunix.workflows import setup
-from agent_tunix.workflows.plan import make_optimizer
 
 
 def run(cfg: ExportConfig, console: Console) -> Path:
@@ -64,7 +63,7 @@ def _trainable(cfg: ExportConfig, trained: Config) -> tuple[Trainable, int]:
     key = step_key(trained.seed, 0, Purpose.INIT)
     adapters = setup.new_adapters(trained.model, setup.architecture(trained.model), key)
     checkpoints = Checkpoints(Path(cfg.run) / "checkpoints", trained.training.max_checkpoints_to_keep)
-    state, _ = checkpoints.restore(init_state(adapters, make_optimizer(trained.optimizer)), cfg.step)
+    state, _ = checkpoints.restore(init_state(adapters), cfg.step)
     return state.trainable, int(state.step)
 
 
@@ -99,12 +98,13 @@ def _write_peft(folder: Path, trained: Config, trainable: Trainable) -> None:
             tensors[f"base_model.model.{name}.lora_B.weight"] = np.ascontiguousarray(trainable.b[module][layer].T)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     from_hub = REPOSITORY.fullmatch(trained.model.weights) and not Path(trained.model.weights).exists()
+    alpha = trained.model.lora_alpha
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": trained.model.weights if from_hub else str(checkpoint.resolve()),
         "r": trained.model.lora_rank,
-        "lora_alpha": trained.model.lora_alpha,
+        "lora_alpha": int(alpha) if alpha.is_integer() else alpha,  # vLLM takes whole numbers only
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
