@@ -142,9 +142,9 @@ def test_the_end_token_is_learnt(adapters, batch, loss_and_gradient):
     assert np.abs(up.b["q_proj"] - down.b["q_proj"]).max() > 1e-4
 
 
-def test_the_reference_is_the_base_with_adapters_off_however_it_is_sliced(batch, logprobs):
-    want, _ = logprobs(None, batch.prompts, batch.tokens_BC, batch.mask_BC, temperature=TEMPERATURE)
-    assert_close(batch.reference_logprobs_BC, want)
+def test_the_reference_is_the_base_with_adapters_off_however_it_is_sliced(tight, logprobs):
+    want, _ = logprobs(None, tight.prompts, tight.tokens_BC, tight.mask_BC, temperature=TEMPERATURE)
+    assert_close(tight.reference_logprobs_BC, want)
 
 
 def test_an_update_is_clipped_adamw_on_the_mean_gradient(adapters, batch, loss_and_gradient, update):
