@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 UV := $(shell command -v uv 2>/dev/null)
 
-.PHONY: demo test lint types unit tiny docs clean
+.PHONY: demo test lint types unit parity tiny docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -21,6 +21,11 @@ types: $(VENV)/installed-test
 
 unit: $(VENV)/installed-test
 	$(BIN)/python -m pytest
+
+# Fresh goldens by torch, transformers and TRL, our numbers against them, and the live tests that need those libraries.
+parity: $(VENV)/installed-parity
+	$(BIN)/python scripts/make_goldens.py --seed 7 --folder $(VENV)/goldens
+	AGENT_TUNIX_GOLDENS=$(abspath $(VENV)/goldens) $(BIN)/python -m pytest -m 'golden or parity'
 
 tiny: $(VENV)/installed
 	$(BIN)/python scripts/make_tiny.py
@@ -43,3 +48,7 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/installed-test: pyproject.toml constraints.txt | $(BIN)/python
 	$(if $(UV),uv pip install -q --python $(BIN)/python,$(BIN)/python -m pip install -q) -c constraints.txt -e '.[test]'
 	@touch $@ $(VENV)/installed
+
+$(VENV)/installed-parity: pyproject.toml constraints.txt | $(BIN)/python
+	$(if $(UV),uv pip install -q --python $(BIN)/python,$(BIN)/python -m pip install -q) -c constraints.txt -e '.[test,parity]'
+	@touch $@ $(VENV)/installed $(VENV)/installed-test

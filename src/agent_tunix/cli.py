@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from agent_tunix.config.load import config_folder, did_you_mean, read_config, validate
-from agent_tunix.config.schema import Config, EvaluateConfig
+from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
 from agent_tunix.errors import UserError
 
 console = Console(highlight=False)
@@ -35,9 +35,14 @@ def evaluate() -> None:
     _hydra("evaluate", _evaluate)
 
 
+def export() -> None:
+    """Writes a run's adapter or merged model for other tools; see `agent-tunix export --help`."""
+    _hydra("export", _export)
+
+
 def main() -> None:
     """`agent-tunix <verb> <overrides>`."""
-    verbs = {"train": train, "evaluate": evaluate}
+    verbs = {"train": train, "evaluate": evaluate, "export": export}
     verb = sys.argv.pop(1) if len(sys.argv) > 1 else ""
     if verb not in verbs:
         usage = "\n".join(
@@ -90,6 +95,12 @@ def _evaluate(composed: DictConfig) -> None:
     from agent_tunix.workflows import evaluate as workflow
 
     workflow.run(validate(composed, EvaluateConfig), Path(HydraConfig.get().runtime.output_dir), console)
+
+
+def _export(composed: DictConfig) -> None:
+    from agent_tunix.workflows import export as workflow
+
+    workflow.run(validate(composed, ExportConfig), console)
 
 
 def _hydra(config_name: str, task: Callable[[DictConfig], None]) -> None:

@@ -16,7 +16,7 @@ from yaml import YAMLError
 from agent_tunix.config.schema import Config
 from agent_tunix.errors import UserError
 
-C = TypeVar("C", bound=Config)
+C = TypeVar("C", bound=BaseModel)
 WHY = {
     "grpo.num_generations": "GRPO compares the completions of one prompt with each other",
     "generation.temperature": "for greedy decoding evaluate with inference_config=greedy",
@@ -82,7 +82,7 @@ def keys(kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _lines(faults: ValidationError, kind: type[Config]) -> Iterable[str]:
+def _lines(faults: ValidationError, kind: type[BaseModel]) -> Iterable[str]:
     known = list(keys(kind))
     for fault in faults.errors():
         key = ".".join(str(part) for part in fault["loc"])

@@ -46,7 +46,10 @@ class ArchitectureSection(Section):
 class ModelSection(Section):
     model_family: Literal["gemma3"] = Field(description="Architecture family.")
     model_size: str = Field(description="Name of the size, for display.")
-    weights: str = Field(description="Where the weights are: a folder in Hugging Face's layout, or a repository of its hub.")
+    weights: str = Field(
+        description="Where the weights are: a repository of the Hugging Face hub, a folder of safetensors or of an Orbax "
+        "checkpoint, a .gguf file, or kaggle:<handle>."
+    )
     dtype: Literal["float32", "bfloat16"] = Field(description="Type in which the base weights are held and multiplied.")
     lora_rank: int = Field(ge=1, description="Rank of the adapters; memory and expressiveness grow with it.")
     lora_alpha: float = Field(gt=0, description="Adapters are scaled by lora_alpha / lora_rank.")
@@ -221,3 +224,19 @@ class EvaluateConfig(Config):
     )
     num_passes: Positive = Field(description="Completions drawn for each problem, for majority vote and pass@k.")
     inference_config: InferenceSection
+
+
+class ExportConfig(Section):
+    """The configuration of `agent-tunix export`."""
+
+    run: str = Field(description="Folder of the run to export.")
+    step: Positive | None = Field(description="Checkpoint to export; null: the last.")
+    format: Literal["peft", "merged", "gguf-ready"] = Field(
+        description="A PEFT adapter; a whole model for transformers and vLLM; or one for llama.cpp's converter."
+    )
+    output: str | None = Field(
+        description="Folder to write, which must not exist; null: exports/<format>-<step> in the run."
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        description="Type of merged weights; bfloat16 halves the files and rounds the smallest changes away."
+    )

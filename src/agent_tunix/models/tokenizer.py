@@ -1,15 +1,38 @@
-"""Text to tokens and back, from a `tokenizer.json` (tokenizers) or a SentencePiece `tokenizer.model`."""
+"""Text to tokens and back, from a `tokenizer.json` (tokenizers), a SentencePiece `tokenizer.model` or a .gguf file.
+
+All give the same tokens. A control token that a text spells out, as Gemma's chat turns do, becomes that token.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from agent_tunix.errors import UserError
+from agent_tunix.models.gguf import GgufFile
+from agent_tunix.models.kaggle import is_orbax
 
 PAD, END, BEGIN, UNKNOWN, END_OF_TURN = "<pad>", "<eos>", "<bos>", "<unk>", "<end_of_turn>"
 START_OF_TURN = "<start_of_turn>"
+JSON, MODEL = "tokenizer.json", "tokenizer.model"
+BESIDE = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+# Gemma's turns, for a checkpoint that comes without a template.
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "<start_of_turn>{{ 'model' if message['role'] == 'assistant' else 'user' }}\n"
+    "{{ message['content'] | trim }}<end_of_turn>\n"
+    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
 
 
 class Tokenizer(Protocol):
@@ -31,7 +54,10 @@ class JsonTokenizer:
     def __init__(self, path: Path):
         from tokenizers import Tokenizer as Backend
 
-        self._backend = Backend.from_file(str(path))
+        try:
+            self._backend = Backend.from_file(str(path))
+        except Exception as fault:  # the library raises nothing narrower
+            raise UserError(f"{path} cannot be read ({fault}); download it again.") from fault
         self.pad_id, self.begin_id, self.unknown_id, *ends = (
             _required(self._backend.token_to_id(token), token, path) for token in (PAD, BEGIN, UNKNOWN, END, END_OF_TURN)
         )
@@ -46,32 +72,72 @@ class JsonTokenizer:
 
 
 class SentencePieceTokenizer:
-    """A `tokenizer.model`, by Google's sentencepiece."""
+    """A SentencePiece model, by Google's sentencepiece."""
 
-    def __init__(self, path: Path):
+    def __init__(self, model: bytes, path: Path):
         from sentencepiece import SentencePieceProcessor
 
-        self._backend = SentencePieceProcessor(model_file=str(path))
-        known = {self._backend.id_to_piece(i): i for i in range(min(1024, self._backend.get_piece_size()))}
-        self.pad_id, self.begin_id, self.unknown_id, *ends = (
-            _required(known.get(token), token, path) for token in (PAD, BEGIN, UNKNOWN, END, END_OF_TURN)
-        )
+        try:
+            self._backend = SentencePieceProcessor(model_proto=model)
+        except RuntimeError as fault:
+            raise UserError(f"{path} cannot be read ({fault}); download it again.") from fault
+        self._size = self._backend.get_piece_size()
+        known = {self._backend.id_to_piece(i): i for i in range(min(1024, self._size))}
+        names = (PAD, BEGIN, UNKNOWN, END, END_OF_TURN)
+        self._named = {token: _required(known.get(token), token, path) for token in names}
+        self.pad_id, self.begin_id, self.unknown_id, *ends = self._named.values()
         self.end_ids = tuple(ends)
         self._control = {self.pad_id, self.begin_id, *ends}
+        self._cut = re.compile(f"({'|'.join(map(re.escape, names))})")
 
     def encode(self, text: str) -> list[int]:
-        return self._backend.encode(text)
+        ids: list[int] = []
+        for part in self._cut.split(text):  # sentencepiece does not look for control tokens in a text
+            ids += [self._named[part]] if part in self._named else self._backend.encode(part)
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._backend.decode([int(i) for i in ids if i not in self._control])
+        """Leaves out ids past the vocabulary too: the embedding of larger models has spare rows."""
+        return self._backend.decode([int(i) for i in ids if i not in self._control and i < self._size])
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint folder."""
-    for name, kind in (("tokenizer.json", JsonTokenizer), ("tokenizer.model", SentencePieceTokenizer)):
-        if (folder / name).exists():
-            return kind(folder / name)
-    raise UserError(f"{folder} holds neither tokenizer.json nor tokenizer.model; copy the model's tokenizer there.")
+def load_tokenizer(checkpoint: Path) -> Tokenizer:
+    """The tokenizer of a checkpoint; Kaggle puts that of an Orbax folder beside it."""
+    if checkpoint.suffix == ".gguf":
+        return SentencePieceTokenizer(GgufFile(checkpoint).tokenizer_model(), checkpoint)
+    for folder in (checkpoint, checkpoint.parent) if is_orbax(checkpoint) else (checkpoint,):
+        if (folder / JSON).exists():
+            return JsonTokenizer(folder / JSON)
+        if (folder / MODEL).exists():
+            return SentencePieceTokenizer((folder / MODEL).read_bytes(), folder / MODEL)
+    raise UserError(f"{checkpoint} holds neither {JSON} nor {MODEL}; copy the model's tokenizer there.")
+
+
+def tokenizer_files(checkpoint: Path) -> dict[str, bytes]:
+    """The files that make a checkpoint's tokenizer one of transformers: its own, and those that it lacks."""
+    tokenizer = load_tokenizer(checkpoint)
+    files: dict[str, bytes] = {}
+    if checkpoint.suffix == ".gguf":
+        files[MODEL] = GgufFile(checkpoint).tokenizer_model()
+    else:
+        for folder in (checkpoint.parent, checkpoint) if is_orbax(checkpoint) else (checkpoint,):
+            files |= {name: (folder / name).read_bytes() for name in (JSON, MODEL, *BESIDE) if (folder / name).exists()}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast" if JSON in files else "GemmaTokenizer",
+        "add_bos_token": True,
+        "bos_token": BEGIN,
+        "eos_token": END,
+        "pad_token": PAD,
+        "unk_token": UNKNOWN,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    generation = {
+        "bos_token_id": tokenizer.begin_id,
+        "eos_token_id": list(tokenizer.end_ids),
+        "pad_token_id": tokenizer.pad_id,
+    }
+    made = {"tokenizer_config.json": config, "generation_config.json": generation}
+    return {name: (json.dumps(content, indent=2) + "\n").encode() for name, content in made.items()} | files
 
 
 def _required(token_id: int | None, token: str, path: Path) -> int:

@@ -1,24 +1,35 @@
-"""Checkpoints in Hugging Face's layout (config.json, *.safetensors, tokenizer) to and from our stacked weights."""
+"""From checkpoints to our stacked weights and back: Hugging Face's layout, GGUF files, and Kaggle's Orbax checkpoints.
+
+Every tensor is read, put on the device and written into its place in the stack, one after the other, so that no more than
+one ever exists twice. What a checkpoint lacks, has too many of or has in a wrong shape is found before any is read.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import safe_open
-from safetensors.flax import save_file
+from rich.console import Console
+from rich.progress import Progress
+from safetensors.numpy import save_file
 
 from agent_tunix.errors import UserError
+from agent_tunix.models import huggingface
 from agent_tunix.models.gemma3 import Architecture, Layers, Weights
+from agent_tunix.models.gguf import GgufFile
+from agent_tunix.models.kaggle import OrbaxFolder, is_orbax
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, huggingface_name, module_shape
 
-PACKAGED = "package:"
+NAMED = 6  # tensors that a message lists before it only counts them
+SHARD_BYTES = 4 * 2**30
+EMBEDDING, FINAL_NORM = "model.embed_tokens.weight", "model.norm.weight"
 NORMS = {
     "input_norm": "input_layernorm",
     "q_norm": "self_attn.q_norm",
@@ -27,95 +38,115 @@ NORMS = {
     "pre_feedforward_norm": "pre_feedforward_layernorm",
     "post_feedforward_norm": "post_feedforward_layernorm",
 }
+STACKED = (*NORMS, *ATTENTION, *FEED_FORWARD)
 
 
-def find_checkpoint(source: str) -> Path:
-    """The local folder that `model.weights` means; raises UserError where there is none within reach."""
-    if source.startswith(PACKAGED):
-        return Path(__file__).parent / source.removeprefix(PACKAGED)
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return folder
-    return _from_hub(source)
+class Tensors(Protocol):
+    """A checkpoint's text tensors under the names of Gemma3ForCausalLM, matrices [out, in]."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    def read(self, name: str, dtype: np.dtype) -> np.ndarray: ...
 
 
-def _from_hub(repository: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    wanted = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json", "tokenizer.model"]
-    try:
-        return Path(snapshot_download(repository, allow_patterns=wanted, etag_timeout=5))
-    except Exception as fault:
-        raise UserError(
-            f"model.weights={repository}: no such folder here, and the Hugging Face hub did not give it "
-            f"({type(fault).__name__}).\n"
-            "Ways to get weights:\n"
-            f"  accept the licence at huggingface.co/{repository}, then `huggingface-cli login` and run again\n"
-            "  model.weights=<folder> with config.json, *.safetensors and the tokenizer, downloaded before\n"
-            "No weights are needed for the quick test, which runs on any CPU:\n"
-            "  python run_training.py +experiment=quick_test"
-        ) from fault
+def read_architecture(checkpoint: Path, described: Architecture) -> Architecture:
+    """The architecture by the checkpoint's own account; a number that its format does not record is as described."""
+    if checkpoint.suffix == ".gguf":
+        return GgufFile(checkpoint).architecture(described)
+    if is_orbax(checkpoint):
+        return OrbaxFolder(checkpoint).architecture(described)
+    return huggingface.read_architecture(checkpoint)
 
 
-def read_architecture(folder: Path) -> Architecture:
-    """The architecture that a checkpoint's config.json describes."""
-    config = json.loads((folder / "config.json").read_text())
-    config = config.get("text_config", config)
-    rope = config.get("rope_scaling") or {}
-    return Architecture(
-        vocab_size=config["vocab_size"],
-        num_layers=config["num_hidden_layers"],
-        embed_dim=config["hidden_size"],
-        num_heads=config["num_attention_heads"],
-        num_kv_heads=config["num_key_value_heads"],
-        head_dim=config["head_dim"],
-        hidden_dim=config["intermediate_size"],
-        sliding_window=config["sliding_window"],
-        global_every=config.get("sliding_window_pattern", 6),
-        query_scale=config["query_pre_attn_scalar"] ** -0.5,
-        rope_local_base=config.get("rope_local_base_freq", 10_000.0),
-        rope_global_base=config.get("rope_theta", 1_000_000.0),
-        rope_global_factor=rope.get("factor", 1.0),
-        norm_eps=config["rms_norm_eps"],
-    )
+def load_weights(checkpoint: Path, arch: Architecture, dtype: jnp.dtype) -> Weights:
+    """Reads every tensor of a checkpoint once, straight into the stacked layout."""
+    tensors = _open(checkpoint)
+    expected = tensor_shapes(arch)
+    _check(checkpoint, tensors.shapes, expected)
+    with _progress(f"loading {checkpoint.name}", len(expected)) as advance:
+
+        def tensor(name: str, _: tuple[int, ...]) -> np.ndarray:
+            advance()
+            return tensors.read(name, np.dtype(dtype))
+
+        return _assemble(arch, dtype, tensor)
 
 
-def load_weights(folder: Path, arch: Architecture, dtype: jnp.dtype) -> Weights:
-    """Reads every tensor of a checkpoint folder once, straight into the stacked layout."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise UserError(f"{folder} holds no *.safetensors file.")
-    handles = [safe_open(file, framework="flax") for file in files]
-    where = {name: handle for handle in handles for name in handle.keys()}  # noqa: SIM118 (safe_open is no dict)
-
-    def tensor(name: str, shape: tuple[int, ...]) -> jax.Array:
-        if name not in where:
-            raise UserError(f"{folder} has no tensor {name}.")
-        value = where[name].get_tensor(name)
-        if value.shape != shape:
-            raise UserError(f"{folder}: tensor {name} has shape {value.shape}, the architecture asks for {shape}.")
-        return value.astype(dtype)
-
-    return _assemble(arch, tensor)
+def _open(checkpoint: Path) -> Tensors:
+    if checkpoint.suffix == ".gguf":
+        return GgufFile(checkpoint)
+    return OrbaxFolder(checkpoint) if is_orbax(checkpoint) else huggingface.SafetensorsFolder(checkpoint)
 
 
-def _assemble(arch: Architecture, tensor: Callable[[str, tuple[int, ...]], jax.Array]) -> Weights:
-    def stacked(name: Callable[[int], str], shape: tuple[int, ...]) -> jax.Array:
-        return jnp.stack([tensor(name(layer), shape) for layer in range(arch.num_layers)])
+def tensor_name(field: str, layer: int) -> str:
+    """What Hugging Face calls the slice of a stacked field that belongs to one layer."""
+    if field in NORMS:
+        return f"model.layers.{layer}.{NORMS[field]}.weight"
+    return f"{huggingface_name(layer, field)}.weight"
 
-    def matrix(module: str) -> jax.Array:
-        fan_in, fan_out = module_shape(arch, module)
-        return stacked(lambda i: f"{huggingface_name(i, module)}.weight", (fan_out, fan_in)).swapaxes(1, 2)
 
-    def norm(field: str) -> jax.Array:
-        width = arch.head_dim if field in ("q_norm", "k_norm") else arch.embed_dim
-        return stacked(lambda i: f"model.layers.{i}.{NORMS[field]}.weight", (width,))
+def tensor_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a checkpoint and its shape, [out, in] for matrices, in the order they are written."""
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (arch.vocab_size, arch.embed_dim)}
+    for layer in range(arch.num_layers):
+        for field in STACKED:
+            shapes[tensor_name(field, layer)] = _layer_shape(arch, field)[::-1]
+    return shapes | {FINAL_NORM: (arch.embed_dim,)}
 
-    layers = {module: matrix(module) for module in ATTENTION + FEED_FORWARD} | {field: norm(field) for field in NORMS}
+
+def _layer_shape(arch: Architecture, field: str) -> tuple[int, ...]:
+    if field in NORMS:
+        return (arch.head_dim if field in ("q_norm", "k_norm") else arch.embed_dim,)
+    return module_shape(arch, field)
+
+
+def _check(checkpoint: Path, found: Mapping[str, tuple], expected: Mapping[str, tuple]) -> None:
+    missing = [name for name in expected if name not in found]
+    extra = [name for name in found if name not in expected]
+    wrong = [
+        f"{name} has shape {list(found[name])}, the architecture asks for {list(shape)}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    faults = [
+        f"{what}: {', '.join(names[:NAMED])}{f' and {len(names) - NAMED} more' if len(names) > NAMED else ''}"
+        for what, names in (("missing", missing), ("unknown", extra), ("wrong", wrong))
+        if names
+    ]
+    if faults:
+        raise UserError(f"{checkpoint} does not hold the tensors of its architecture.\n  " + "\n  ".join(faults))
+
+
+@contextmanager
+def _progress(title: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal, nothing elsewhere; yields the function that advances it by one."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda: progress.advance(task)
+
+
+@partial(jax.jit, donate_argnums=0)
+def _write(stack: jax.Array, layer: int, tensor: jax.Array) -> jax.Array:
+    """Puts one layer's tensor, stored [out, in], into the stack, in place."""
+    return jax.lax.dynamic_update_index_in_dim(stack, tensor.T.astype(stack.dtype), layer, axis=0)
+
+
+def _assemble(
+    arch: Architecture, dtype: jnp.dtype, tensor: Callable[[str, tuple[int, ...]], np.ndarray | jax.Array]
+) -> Weights:
+    def stacked(field: str) -> jax.Array:
+        shape = _layer_shape(arch, field)
+        stack = jnp.zeros((arch.num_layers, *shape), dtype)
+        for layer in range(arch.num_layers):
+            stack = _write(stack, layer, tensor(tensor_name(field, layer), shape[::-1]))
+        return stack
+
     return Weights(
-        embed_VD=tensor("model.embed_tokens.weight", (arch.vocab_size, arch.embed_dim)),
-        layers=Layers(**layers),
-        final_norm_D=tensor("model.norm.weight", (arch.embed_dim,)),
+        layers=Layers(**{field: stacked(field) for field in STACKED}),
+        embed_VD=jnp.asarray(tensor(EMBEDDING, (arch.vocab_size, arch.embed_dim)), dtype),
+        final_norm_D=jnp.asarray(tensor(FINAL_NORM, (arch.embed_dim,)), dtype),
     )
 
 
@@ -126,58 +157,57 @@ def init_weights(key: jax.Array, arch: Architecture, dtype: jnp.dtype = jnp.floa
     def tensor(name: str, shape: tuple[int, ...]) -> jax.Array:
         if "norm" in name:
             return jnp.zeros(shape, dtype)
-        fan_in = arch.embed_dim if "embed" in name else shape[1]
-        return (jax.random.normal(next(keys), shape) * fan_in**-0.5).astype(dtype)
+        return jax.random.normal(next(keys), shape) * shape[1] ** -0.5
 
-    return _assemble(arch, tensor)
+    return _assemble(arch, dtype, tensor)
 
 
 def save_weights(folder: Path, weights: Weights, arch: Architecture, dtype: jnp.dtype) -> None:
-    """Writes config.json and model.safetensors that transformers' Gemma3ForCausalLM loads."""
-    tensors: dict[str, Any] = {
-        "model.embed_tokens.weight": weights.embed_VD,
-        "model.norm.weight": weights.final_norm_D,
-    }
-    for layer in range(arch.num_layers):
-        for field in dataclasses.fields(weights.layers):
-            value = getattr(weights.layers, field.name)[layer]
-            if field.name in NORMS:
-                tensors[f"model.layers.{layer}.{NORMS[field.name]}.weight"] = value
-            else:
-                tensors[f"{huggingface_name(layer, field.name)}.weight"] = value.T
+    """Writes config.json and safetensors that transformers' Gemma3ForCausalLM loads."""
+    save_tensors(folder, arch, dtype, partial(stacked_tensor, weights))
+
+
+def save_tensors(
+    folder: Path,
+    arch: Architecture,
+    dtype: jnp.dtype,
+    tensor: Callable[[str], jax.Array],
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """The same, asking for one tensor after the other by its name, and holding no more than a shard of them."""
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = {name: jnp.asarray(np.ascontiguousarray(value), dtype) for name, value in tensors.items()}
-    save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(_huggingface_config(arch, jnp.dtype(dtype).name), indent=2) + "\n")
+    sizes = {name: int(np.prod(shape)) * jnp.dtype(dtype).itemsize for name, shape in tensor_shapes(arch).items()}
+    shards = _shards(sizes, shard_bytes)
+    where: dict[str, str] = {}
+    for number, names in enumerate(shards, 1):
+        file = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        values = {name: np.ascontiguousarray(tensor(name), dtype) for name in names}
+        save_file(values, folder / file, metadata={"format": "pt"})
+        where |= dict.fromkeys(names, file)
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+        (folder / huggingface.INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    config = huggingface.write_config(arch, jnp.dtype(dtype).name)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def _huggingface_config(arch: Architecture, dtype: str) -> dict[str, Any]:
-    kinds = ["full_attention" if i % arch.global_every == 0 else "sliding_attention" for i in range(1, arch.num_layers + 1)]
-    scaling = {"factor": arch.rope_global_factor, "rope_type": "linear"} if arch.rope_global_factor != 1 else None
-    return {
-        "architectures": ["Gemma3ForCausalLM"],
-        "model_type": "gemma3_text",
-        "vocab_size": arch.vocab_size,
-        "num_hidden_layers": arch.num_layers,
-        "hidden_size": arch.embed_dim,
-        "num_attention_heads": arch.num_heads,
-        "num_key_value_heads": arch.num_kv_heads,
-        "head_dim": arch.head_dim,
-        "intermediate_size": arch.hidden_dim,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "sliding_window": arch.sliding_window,
-        "sliding_window_pattern": arch.global_every,
-        "layer_types": kinds,
-        "query_pre_attn_scalar": round(arch.query_scale**-2, 6),
-        "rope_local_base_freq": arch.rope_local_base,
-        "rope_theta": arch.rope_global_base,
-        "rope_scaling": scaling,
-        "rms_norm_eps": arch.norm_eps,
-        "max_position_embeddings": 32768,
-        "tie_word_embeddings": True,
-        "attention_bias": False,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "bos_token_id": 2,
-        "torch_dtype": dtype,
-    }
+def _shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """Names in order, cut so that no shard is larger than the limit unless a single tensor is."""
+    shards: list[list[str]] = [[]]
+    room = limit
+    for name, size in sizes.items():
+        if size > room and shards[-1]:
+            shards.append([])
+            room = limit
+        shards[-1].append(name)
+        room -= size
+    return shards
+
+
+def stacked_tensor(weights: Weights, name: str) -> jax.Array:
+    """One tensor of the stacked weights by Hugging Face's name, [out, in] for matrices."""
+    if name in (EMBEDDING, FINAL_NORM):
+        return weights.embed_VD if name == EMBEDDING else weights.final_norm_D
+    layer = int(name.split(".")[2])
+    field = next(field for field in STACKED if tensor_name(field, layer) == name)
+    return getattr(weights.layers, field)[layer].T

@@ -15,8 +15,9 @@ from agent_tunix.engine.rollout import Sampling
 from agent_tunix.errors import UserError
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters, init_adapters, select_modules
+from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import Tokenizer, load_tokenizer
-from agent_tunix.models.weights import find_checkpoint, load_weights, read_architecture
+from agent_tunix.models.weights import load_weights, read_architecture
 from agent_tunix.tasks.datasets import Example, Row, RowFormat, arithmetic_rows, file_rows, left_pad, tokenize
 from agent_tunix.types import Prompts
 
@@ -49,10 +50,11 @@ def start_device() -> None:
 
 
 def load_model(section: ModelSection) -> Model:
-    folder = find_checkpoint(section.weights)
-    arch = read_architecture(folder)
+    checkpoint = find_checkpoint(section.weights)
+    arch = read_architecture(checkpoint, architecture(section))
     _check_architecture(section, arch)
-    return Model(load_weights(folder, arch, jnp.dtype(section.dtype)), arch, load_tokenizer(folder))
+    tokenizer = load_tokenizer(checkpoint)
+    return Model(load_weights(checkpoint, arch, jnp.dtype(section.dtype)), arch, tokenizer)
 
 
 def architecture(section: ModelSection) -> Architecture:

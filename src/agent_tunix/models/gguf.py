@@ -1,0 +1,140 @@
+"""GGUF files, llama.cpp's format: weights, often quantised, with numbers and tokenizer in one file.
+
+Their conventions differ from Hugging Face's: tensors have other names, and norms are stored with the one added that Gemma's
+code adds. Numbers that llama.cpp has in its code rather than in the file are `conf/model`'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agent_tunix.errors import UserError
+from agent_tunix.models.gemma3 import Architecture
+
+BLOCK_ELEMENTS = 2**24  # dequantised at once, so that a large embedding never exists whole in float32
+TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+MODULES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+# Fields of Architecture, and the keys under `gemma3.` that hold them.
+NUMBERS = {
+    "num_layers": "block_count",
+    "embed_dim": "embedding_length",
+    "num_heads": "attention.head_count",
+    "num_kv_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "hidden_dim": "feed_forward_length",
+    "sliding_window": "attention.sliding_window",
+    "rope_local_base": "rope.freq_base_swa",
+    "rope_global_base": "rope.freq_base",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
+}
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # kinds of token, numbered alike by SentencePiece and llama.cpp
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes it
+
+
+class GgufFile:
+    """The tensors of a .gguf file, dequantised, under Hugging Face's names."""
+
+    def __init__(self, path: Path):
+        self._path, self._reader = path, _open(path)
+        kind = self._field("general.architecture")
+        if kind != "gemma3":
+            raise UserError(f"{path} holds a model of type {kind}; only gemma3 can be trained.")
+        self._tensors = {_huggingface_name(tensor.name): tensor for tensor in self._reader.tensors}
+        self.shapes = {name: tuple(int(n) for n in tensor.shape[::-1]) for name, tensor in self._tensors.items()}
+
+    def read(self, name: str, dtype: np.dtype) -> np.ndarray:
+        import gguf
+
+        tensor = self._tensors[name]
+        rows = tensor.data.reshape(-1, tensor.data.shape[-1])
+        out = np.empty((len(rows), self.shapes[name][-1]), dtype)
+        step = max(1, BLOCK_ELEMENTS // out.shape[1])
+        try:
+            for start in range(0, len(rows), step):
+                block = gguf.dequantize(rows[start : start + step], tensor.tensor_type)
+                out[start : start + step] = block - 1 if name.endswith("norm.weight") else block
+        except NotImplementedError as fault:
+            raise UserError(
+                f"{self._path}: tensor {tensor.name} is quantised as {tensor.tensor_type.name}, which cannot be read."
+            ) from fault
+        return out.reshape(self.shapes[name])
+
+    def architecture(self, described: Architecture) -> Architecture:
+        """The numbers that the file gives; those it leaves to llama.cpp's code as described."""
+        found = {name: self._field(f"gemma3.{key}") for name, key in NUMBERS.items()}
+        found["vocab_size"] = self.shapes.get("model.embed_tokens.weight", (None,))[0]
+        found["rope_global_factor"] = self._field("gemma3.rope.scaling.factor") or 1.0
+        return dataclasses.replace(described, **{name: value for name, value in found.items() if value is not None})
+
+    def tokenizer_model(self) -> bytes:
+        """The tokenizer as a SentencePiece model, rebuilt from the file's tokens, scores and kinds."""
+        from sentencepiece import sentencepiece_model_pb2
+
+        pb: Any = sentencepiece_model_pb2  # its classes are made when it is imported
+        tokens, scores, kinds = (self._field(f"tokenizer.ggml.{name}") for name in ("tokens", "scores", "token_type"))
+        if not tokens or not scores or not kinds:
+            raise UserError(f"{self._path} holds no SentencePiece tokenizer.")
+        pad, end, begin, unknown = (
+            self._field(f"tokenizer.ggml.{name}_token_id") for name in ("padding", "eos", "bos", "unknown")
+        )
+        model = pb.ModelProto()
+        for i, (token, score, kind) in enumerate(zip(tokens, scores, kinds, strict=True)):
+            if i == unknown:
+                kind = UNKNOWN
+            elif kind == CONTROL and i not in (pad, end, begin):
+                kind = USER_DEFINED  # llama.cpp marks all special tokens as control, SentencePiece only these three
+            model.pieces.add(piece=token.replace(" ", SPACE), score=score, type=kind)
+        spec = model.trainer_spec
+        spec.model_type, spec.byte_fallback, spec.vocab_size = pb.TrainerSpec.BPE, True, len(tokens)
+        spec.pad_id, spec.eos_id, spec.bos_id, spec.unk_id = pad, end, begin, unknown
+        spec.pad_piece, spec.eos_piece, spec.bos_piece, spec.unk_piece = (tokens[i] for i in (pad, end, begin, unknown))
+        model.normalizer_spec.name = "identity"
+        model.normalizer_spec.add_dummy_prefix = False
+        model.normalizer_spec.remove_extra_whitespaces = False
+        return model.SerializeToString()
+
+    def _field(self, key: str) -> Any:
+        field = self._reader.get_field(key)
+        if field is None:
+            return None
+        value = field.contents()
+        return float(str(np.float32(value))) if isinstance(value, float) else value  # 1e-6, not its nearest float32
+
+
+@lru_cache(maxsize=1)  # the reader takes seconds to walk the vocabulary; numbers, weights and tokenizer share it
+def _open(path: Path) -> Any:
+    try:
+        import gguf
+    except ImportError as fault:
+        raise UserError(f"{path} needs the gguf library: pip install 'agent-tunix[gguf]'.") from fault
+    try:
+        return gguf.GGUFReader(path)
+    except Exception as fault:  # the reader follows offsets without checks: a cut file fails in many ways
+        raise UserError(f"{path} is damaged or half downloaded ({fault}); delete it and download it again.") from fault
+
+
+def _huggingface_name(stored: str) -> str:
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", stored)
+    if match and match.group(2) in MODULES:
+        return f"model.layers.{match.group(1)}.{MODULES[match.group(2)]}.weight"
+    return TOP.get(stored, stored)

@@ -1,0 +1,135 @@
+"""Orbax checkpoints as Kaggle offers them for Gemma 3 (variation `flax`), in the layout of google-deepmind/gemma.
+
+They hold no configuration: sizes follow from the shapes, and the numbers that leave no trace in them are `conf/model`'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import orbax.checkpoint as ocp
+
+from agent_tunix.errors import UserError
+from agent_tunix.models.gemma3 import Architecture
+
+MARKS = ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt")
+NOT_TEXT = ("vision_encoder", "siglip_encoder", "SigLiPFromPatches", "embedder/mm_")
+NORMS = {
+    "attn/_query_norm": "self_attn.q_norm",
+    "attn/_key_norm": "self_attn.k_norm",
+    "pre_attention_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "pre_ffw_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
+def find_orbax(folder: Path) -> Path | None:
+    """The Orbax checkpoint that a folder is, or has as its only subfolder of that kind."""
+    if is_orbax(folder):
+        return folder
+    inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and is_orbax(path)]
+    return inner[0] if len(inner) == 1 else None
+
+
+def is_orbax(folder: Path) -> bool:
+    return any((folder / mark).exists() for mark in MARKS)
+
+
+class OrbaxFolder:
+    """The text model's tensors of an Orbax checkpoint, under Hugging Face's names and in its shapes."""
+
+    def __init__(self, folder: Path):
+        self._folder, self._checkpointer = folder, ocp.PyTreeCheckpointer()
+        try:
+            metadata = self._checkpointer.metadata(folder.resolve())
+            leaves = _flatten(metadata.item_metadata.tree)
+        except Exception as fault:
+            raise UserError(f"{folder} is not a whole Orbax checkpoint ({fault}); download it again.") from fault
+        self._stored: dict[str, tuple[tuple[str, ...], int | None]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for path, leaf in leaves.items():
+            joined = "/".join(path).removeprefix("params/").removeprefix("transformer/")
+            if not joined.startswith(NOT_TEXT):
+                for name, index in _names(joined):
+                    self._stored[name] = (path, index)
+                    self.shapes[name] = _huggingface_shape(name, tuple(leaf.shape), index)
+
+    def read(self, name: str, dtype: np.dtype) -> np.ndarray:
+        path, index = self._stored[name]
+        tree, restore = _nested(path, np.zeros(())), _nested(path, ocp.RestoreArgs(restore_type=np.ndarray))
+        args = ocp.args.PyTreeRestore(item=tree, restore_args=restore, partial_restore=True)
+        value = self._checkpointer.restore(self._folder.resolve(), args=args)
+        for key in path:
+            value = value[key]
+        return _huggingface_layout(name, value if index is None else value[index]).astype(dtype, copy=False)
+
+    def architecture(self, described: Architecture) -> Architecture:
+        """The sizes that the shapes tell; the rest as described."""
+        layer = "model.layers.0.self_attn"
+        try:
+            vocab_size, embed_dim = self.shapes["model.embed_tokens.weight"]
+            (head_dim,) = self.shapes[f"{layer}.q_norm.weight"]
+            return dataclasses.replace(
+                described,
+                vocab_size=vocab_size,
+                embed_dim=embed_dim,
+                head_dim=head_dim,
+                num_layers=sum(name.endswith(".input_layernorm.weight") for name in self.shapes),
+                num_heads=self.shapes[f"{layer}.q_proj.weight"][0] // head_dim,
+                num_kv_heads=self.shapes[f"{layer}.k_proj.weight"][0] // head_dim,
+                hidden_dim=self.shapes["model.layers.0.mlp.gate_proj.weight"][0],
+            )
+        except KeyError as fault:
+            raise UserError(f"{self._folder} is not Gemma 3: it has nothing for tensor {fault}.") from fault
+
+
+def _flatten(tree, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], ocp.metadata.ArrayMetadata]:
+    if not isinstance(tree, dict):
+        return {path: tree}
+    return {key: leaf for name, branch in tree.items() for key, leaf in _flatten(branch, (*path, name)).items()}
+
+
+def _nested(path: tuple[str, ...], leaf):
+    for key in reversed(path):
+        leaf = {key: leaf}
+    return leaf
+
+
+def _names(stored: str) -> list[tuple[str, int | None]]:
+    """Hugging Face's names for a stored tensor, each with its index along the first axis where several are packed."""
+    if stored == "embedder/input_embedding":
+        return [("model.embed_tokens.weight", None)]
+    if stored == "final_norm/scale":
+        return [("model.norm.weight", None)]
+    layer, _, rest = stored.partition("/")
+    module, _, _ = rest.rpartition("/")
+    prefix = f"model.layers.{layer.removeprefix('layer_')}"
+    if module in NORMS:
+        return [(f"{prefix}.{NORMS[module]}.weight", None)]
+    packed = {
+        "attn/q_einsum": ["self_attn.q_proj"],
+        "attn/kv_einsum": ["self_attn.k_proj", "self_attn.v_proj"],
+        "attn/attn_vec_einsum": ["self_attn.o_proj"],
+        "mlp/gating_einsum": ["mlp.gate_proj", "mlp.up_proj"],
+        "mlp/linear": ["mlp.down_proj"],
+    }.get(module)
+    if packed is None:
+        return [(stored, None)]
+    return [(f"{prefix}.{name}.weight", i if len(packed) > 1 else None) for i, name in enumerate(packed)]
+
+
+def _huggingface_layout(name: str, value: np.ndarray) -> np.ndarray:
+    """[heads, in, width] or [heads, width, out] to [out, in]; the feed-forward's second matrix is stored [in, out]."""
+    if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+        return value.swapaxes(1, 2).reshape(-1, value.shape[1])
+    if name.endswith("o_proj.weight"):
+        return value.reshape(-1, value.shape[2]).T
+    return value.T if name.endswith("down_proj.weight") else value
+
+
+def _huggingface_shape(name: str, stored: tuple[int, ...], index: int | None) -> tuple[int, ...]:
+    shape = stored if index is None else stored[1:]
+    return _huggingface_layout(name, np.broadcast_to(np.zeros(()), shape)).shape if name.startswith("model.") else shape

@@ -1,0 +1,93 @@
+"""Where weights come from: what `model.weights` means, and what to do when the weights cannot be had."""
+
+from __future__ import annotations
+
+import errno
+import re
+from pathlib import Path
+
+from agent_tunix.errors import UserError
+from agent_tunix.models.kaggle import find_orbax
+
+PACKAGED, KAGGLE = "package:", "kaggle:"
+REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+# All that a checkpoint needs to be loaded, and what an export copies along with it.
+WANTED = (
+    "config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "chat_template.*",
+)
+LOCAL = "model.weights=<folder> or <file.gguf> takes weights that were downloaded before."
+QUICK = "No weights are needed for the quick test, which runs on any CPU:\n  python run_training.py +experiment=quick_test"
+
+
+def find_checkpoint(source: str) -> Path:
+    """The local folder or .gguf file that `model.weights` means; raises UserError where there is none within reach."""
+    if source.startswith(PACKAGED):
+        return Path(__file__).parent / source.removeprefix(PACKAGED)
+    if source.startswith(KAGGLE):
+        return _from_kaggle(source)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return find_orbax(path) or path
+    if path.is_file():
+        if path.suffix == ".gguf":
+            return path
+        raise UserError(f"model.weights={source} is a file; give the folder it lies in, or a .gguf file.")
+    if not REPOSITORY.fullmatch(source) or path.suffix == ".gguf":
+        raise UserError(
+            f"model.weights={source}: there is no such folder or .gguf file, and it is not a repository id (owner/name)."
+        )
+    return _from_hub(source)
+
+
+def _from_hub(repository: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repository, allow_patterns=list(WANTED), etag_timeout=5))
+    except Exception as fault:
+        raise UserError(f"model.weights={repository}: {_hub_advice(repository, fault)}\n{LOCAL}\n{QUICK}") from fault
+
+
+def _hub_advice(repository: str, fault: Exception) -> str:
+    """What went wrong on the Hugging Face hub and what to do about it, most telling fault first."""
+    from huggingface_hub import errors
+
+    page = f"https://huggingface.co/{repository}"
+    if isinstance(fault, errors.GatedRepoError):
+        return f"the repository is gated. Accept its licence at {page}, then `hf auth login` and run again."
+    if isinstance(fault, errors.RepositoryNotFoundError):
+        return "the Hugging Face hub has no such repository, or it is private: check the name, or `hf auth login`."
+    if isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full. Free some space, or set HF_HOME to a folder on a larger disk."
+    if isinstance(fault, PermissionError):
+        return f"the download folder cannot be written ({fault}). Set HF_HOME to a folder of yours."
+    if isinstance(fault, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled | ConnectionError | TimeoutError):
+        return "it has not been downloaded before, and the Hugging Face hub cannot be reached from here."
+    first = (str(fault).splitlines() or [""])[0]
+    return f"the download failed ({type(fault).__name__}: {first}). Run again: it goes on where it stopped."
+
+
+def _from_kaggle(source: str) -> Path:
+    handle = source.removeprefix(KAGGLE)
+    try:
+        import kagglehub
+    except ImportError as fault:
+        raise UserError(f"model.weights={source} needs kagglehub: pip install 'agent-tunix[kaggle]'.") from fault
+    try:
+        folder = Path(kagglehub.model_download(handle))
+    except Exception as fault:
+        raise UserError(
+            f"model.weights={source}: Kaggle did not give it ({type(fault).__name__}: {fault}).\n"
+            f"Accept the licence at https://www.kaggle.com/models/{handle} and put your API token where kagglehub looks.\n"
+            f"{LOCAL}\n{QUICK}"
+        ) from fault
+    return find_orbax(folder) or folder

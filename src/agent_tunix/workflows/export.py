@@ -1,0 +1,152 @@
+"""Export: what a run has learned, in the layouts that other tools read.
+
+    peft         a PEFT adapter folder, for PeftModel.from_pretrained and vLLM's LoRA
+    merged       a whole model, for transformers and vLLM
+    gguf-ready   the same, with the SentencePiece model that llama.cpp's convert_hf_to_gguf.py asks for
+
+Adapters are merged in float32, a tensor at a time. A folder appears whole or not at all: it is written under another name
+first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from safetensors.numpy import save_file
+
+from agent_tunix.config.load import read_config, validate
+from agent_tunix.config.schema import Config, ExportConfig
+from agent_tunix.engine.checkpoint import Checkpoints
+from agent_tunix.engine.rng import Purpose, step_key
+from agent_tunix.engine.update import init_state
+from agent_tunix.errors import UserError
+from agent_tunix.models import huggingface
+from agent_tunix.models.lora import Adapters, Trainable, huggingface_name
+from agent_tunix.models.sources import REPOSITORY, find_checkpoint
+from agent_tunix.models.tokenizer import MODEL, tokenizer_files
+from agent_tunix.models.weights import load_weights, save_tensors, stacked_tensor
+from agent_tunix.workflows import setup
+
+
+def run(cfg: ExportConfig, console: Console) -> Path:
+    """`agent-tunix export`: writes the checkpoint of a run in the format asked for; returns the folder."""
+    source = Path(cfg.run) / "config.yaml"
+    if not source.exists():
+        raise UserError(f"run={cfg.run} is not the folder of a run: it has no config.yaml.")
+    trained = validate(read_config(source), Config)
+    trainable, step = _trainable(cfg, trained)
+    output = Path(cfg.output) if cfg.output else Path(cfg.run) / "exports" / f"{cfg.format}-{step}"
+    if output.exists():
+        raise UserError(f"{output} exists already; delete it, or choose another folder with output=<folder>.")
+    with _appearing_whole(output) as folder:
+        if cfg.format == "peft":
+            _write_peft(folder, trained, trainable)
+            hint = f'PeftModel.from_pretrained(base, "{output}")'
+        else:
+            _write_merged(folder, trained, trainable, cfg)
+            hint = f'AutoModelForCausalLM.from_pretrained("{output}")'
+            hint = f"python convert_hf_to_gguf.py {output}" if cfg.format == "gguf-ready" else hint
+    console.print(f"Step {step} of {cfg.run} is written to {output}\nLoad it with: {hint}", markup=False, soft_wrap=True)
+    return output
+
+
+def _trainable(cfg: ExportConfig, trained: Config) -> tuple[Trainable, int]:
+    key = step_key(trained.seed, 0, Purpose.INIT)
+    adapters = setup.new_adapters(trained.model, setup.architecture(trained.model), key)
+    checkpoints = Checkpoints(Path(cfg.run) / "checkpoints", trained.training.max_checkpoints_to_keep)
+    state, _ = checkpoints.restore(init_state(adapters), cfg.step)
+    return state.trainable, int(state.step)
+
+
+@contextmanager
+def _appearing_whole(output: Path) -> Iterator[Path]:
+    """A folder to write to, renamed to `output` when all is written, and removed when something fails."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    temporary = output.parent / f".{output.name}.{os.getpid()}"
+    temporary.mkdir()
+    try:
+        yield temporary
+        temporary.rename(output)
+    except OSError as fault:
+        raise UserError(f"{output} could not be written: {fault}") from fault
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_peft(folder: Path, trained: Config, trainable: Trainable) -> None:
+    """adapter_config.json and adapter_model.safetensors, A as [rank, in] and B as [out, rank]."""
+    if not isinstance(trainable, Adapters):
+        raise UserError("format=peft: this run trained all weights and has no adapters; use format=merged.")
+    checkpoint = find_checkpoint(trained.model.weights)
+    multimodal = (checkpoint / "config.json").exists() and huggingface.read_config(checkpoint)["model_type"] == "gemma3"
+    modules = sorted(trainable.a)
+    tensors = {}
+    for module in modules:
+        for layer in range(len(trainable.a[module])):
+            name = huggingface_name(layer, module)
+            name = name.replace("model.", "model.language_model.", 1) if multimodal else name
+            tensors[f"base_model.model.{name}.lora_A.weight"] = np.ascontiguousarray(trainable.a[module][layer].T)
+            tensors[f"base_model.model.{name}.lora_B.weight"] = np.ascontiguousarray(trainable.b[module][layer].T)
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    from_hub = REPOSITORY.fullmatch(trained.model.weights) and not Path(trained.model.weights).exists()
+    alpha = trained.model.lora_alpha
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": trained.model.weights if from_hub else str(checkpoint.resolve()),
+        "r": trained.model.lora_rank,
+        "lora_alpha": int(alpha) if alpha.is_integer() else alpha,  # vLLM takes whole numbers only
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+        # The vision tower of a multimodal model has modules of the same names, which were not trained.
+        "target_modules": rf".*language_model.*\.({'|'.join(modules)})" if multimodal else modules,
+    }
+    _write_json(folder / "adapter_config.json", config)
+
+
+def _write_merged(folder: Path, trained: Config, trainable: Trainable, cfg: ExportConfig) -> None:
+    """A model that Gemma3ForCausalLM loads, with its tokenizer."""
+    checkpoint = find_checkpoint(trained.model.weights)
+    files = tokenizer_files(checkpoint)
+    if cfg.format == "gguf-ready" and MODEL not in files:
+        raise UserError(
+            f"format=gguf-ready: {checkpoint} has no {MODEL}, which llama.cpp's converter asks for; "
+            "copy the model's own there, or use format=merged."
+        )
+    arch = setup.architecture(trained.model)
+    base = load_weights(checkpoint, arch, jnp.dtype(trained.model.dtype))
+    weights = base if isinstance(trainable, Adapters) else trainable
+
+    def tensor(name: str) -> jax.Array:
+        value = stacked_tensor(weights, name).astype(jnp.float32)
+        if isinstance(trainable, Adapters) and (delta := _delta(trainable, name)) is not None:
+            value = value + delta
+        return value
+
+    save_tensors(folder, arch, jnp.dtype(cfg.dtype), tensor)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+def _delta(adapters: Adapters, name: str) -> jax.Array | None:
+    """What a module's adapter adds to its matrix, [out, in], in float32; None where it has none."""
+    parts = name.split(".")
+    module = parts[-2]
+    if module not in adapters.a:
+        return None
+    a, b = adapters.a[module][int(parts[2])], adapters.b[module][int(parts[2])]
+    return adapters.scale * jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST).T
+
+
+def _write_json(path: Path, content: dict) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")

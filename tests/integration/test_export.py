@@ -1,0 +1,108 @@
+"""`agent-tunix export`: exported equals trained, a folder appears whole, and mistakes are explained."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from agent_tunix.config.load import read_config, validate
+from agent_tunix.config.schema import Config, ExportConfig
+from agent_tunix.models import gemma3
+from agent_tunix.models.huggingface import read_architecture
+from agent_tunix.models.tokenizer import load_tokenizer
+from agent_tunix.models.weights import load_weights
+from agent_tunix.workflows import export, setup
+from agent_tunix.workflows.evaluate import complete
+
+TRAIN = ["train", "model=gemma3_tiny", "training.num_batches=2", "training.save_interval_steps=1", "hydra.run.dir=run"]
+STRONG = [
+    "optimizer.learning_rate=1e-3",
+    "optimizer.warmup_ratio=0",
+    "optimizer.max_grad_norm=10",
+    "evaluation.num_examples=16",
+]
+
+
+@pytest.fixture
+def trained(command, tmp_path):
+    assert command(*TRAIN, *STRONG).code == 0
+    return tmp_path / "run"
+
+
+def test_merged_completes_as_trained(command, trained, tmp_path):
+    outcome = command("export", "run=run", "format=merged")
+    assert outcome.code == 0, outcome.err
+    folder = trained / "exports" / "merged-2"
+    assert str(folder.relative_to(tmp_path)) in outcome.out
+
+    cfg = validate(read_config(trained / "config.yaml"), Config)
+    model = setup.load_model(cfg.model)
+    adapters, _ = export._trainable(
+        ExportConfig(run=str(trained), step=None, format="peft", output=None, dtype="float32"), cfg
+    )
+    arch = read_architecture(folder)
+    exported = setup.Model(load_weights(folder, arch, jnp.float32), arch, load_tokenizer(folder))
+    assert arch == model.arch
+
+    examples = setup.load_examples(cfg, "test", 16, model.tokenizer, print)
+    width = setup.prompt_width(examples)
+    prompts = setup.pad_prompts(examples, width, model.tokenizer)
+    hidden = [
+        gemma3.forward(weights, lora, arch, prompts.tokens_PS, prompts.positions_PS)[0]
+        for weights, lora in ((model.weights, adapters), (exported.weights, None), (model.weights, None))
+    ]
+    np.testing.assert_allclose(hidden[0], hidden[1], atol=2e-4)
+    assert np.abs(hidden[0] - hidden[2]).max() > 0.1, "training changed too little for this test to mean anything"
+
+    greedy = setup.training_sampling(cfg, model.tokenizer)
+    greedy = type(greedy)(**{**vars(greedy), "temperature": 0.0, "num_generations": 1})
+    texts = [
+        complete(m, t, examples, width, 16, greedy, jax.random.key(0)) for m, t in ((model, adapters), (exported, None))
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_peft_folder_has_names_and_shapes_of_peft(command, trained):
+    assert command("export", "run=run", "step=1", "output=adapter").code == 0
+    folder = trained.parent / "adapter"
+    config = json.loads((folder / "adapter_config.json").read_text())
+    model = validate(read_config(trained / "config.yaml"), Config).model
+    assert (config["r"], config["lora_alpha"], config["peft_type"]) == (16, model.lora_alpha, "LORA")
+    shapes = {name: value.shape for name, value in load_file(folder / "adapter_model.safetensors").items()}
+    assert shapes["base_model.model.model.layers.3.mlp.down_proj.lora_A.weight"] == (16, 256)
+    assert shapes["base_model.model.model.layers.3.mlp.down_proj.lora_B.weight"] == (128, 16)
+    assert len(shapes) == 2 * 7 * 4
+
+
+def test_mistakes_are_explained_and_leave_nothing_behind(command, trained, tmp_path):
+    for arguments, message in {
+        ("run=nowhere",): "run=nowhere is not the folder of a run",
+        (): "not the folder of a run",
+        ("run=run", "step=7"): "there are 1, 2",
+        ("run=run", "format=onnx"): "format=onnx: must be",
+        ("run=run", "formt=peft"): "formt: unknown key; did you mean format?",
+        ("run=run", "format=gguf-ready"): "no tokenizer.model",
+        ("run=run", "output=run"): "exists already",
+    }.items():
+        outcome = command("export", *arguments)
+        assert outcome.code == 2
+        assert message in outcome.err
+        assert "Traceback" not in outcome.err
+    assert not list(trained.glob("exports/*"))
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+
+
+def test_a_failed_export_leaves_no_folder(trained, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(export, "save_file", fail)
+    cfg = ExportConfig(run=str(trained), step=None, format="peft", output=None, dtype="float32")
+    with pytest.raises(export.UserError, match="No space left"):
+        export.run(cfg, export.Console(quiet=True))
+    assert not any((trained / "exports").iterdir())

@@ -1,0 +1,131 @@
+"""Configs of real checkpoints, old and new, give the numbers of conf/model; what we have no code for is refused."""
+
+import json
+
+import pytest
+from omegaconf import OmegaConf
+
+from agent_tunix.config.load import config_folder
+from agent_tunix.config.schema import ModelSection
+from agent_tunix.errors import UserError
+from agent_tunix.models.huggingface import read_architecture
+from agent_tunix.workflows.setup import architecture
+
+LINEAR = {"factor": 8.0, "rope_type": "linear"}
+# What google's repositories hold, less the keys that say nothing about the architecture.
+PUBLISHED = {
+    "1b": {
+        "model_type": "gemma3_text",
+        "head_dim": 256,
+        "hidden_size": 1152,
+        "intermediate_size": 6912,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 26,
+        "num_key_value_heads": 1,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-06,
+        "rope_local_base_freq": 10000,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "vocab_size": 262144,
+    },
+    "4b": {
+        "model_type": "gemma3",
+        "text_config": {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 34,
+            "rope_scaling": LINEAR,
+            "sliding_window": 1024,
+        },
+    },
+    "12b": {
+        "model_type": "gemma3",
+        "text_config": {
+            "hidden_size": 3840,
+            "intermediate_size": 15360,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 48,
+            "num_key_value_heads": 8,
+            "rope_scaling": LINEAR,
+            "sliding_window": 1024,
+        },
+    },
+    "27b": {
+        "model_type": "gemma3",
+        "text_config": {
+            "head_dim": 128,
+            "hidden_size": 5376,
+            "intermediate_size": 21504,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 62,
+            "num_key_value_heads": 16,
+            "query_pre_attn_scalar": 168,
+            "rope_scaling": LINEAR,
+            "sliding_window": 1024,
+        },
+    },
+}
+
+
+def write(folder, config):
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def described(size):
+    container = OmegaConf.to_container(OmegaConf.load(config_folder() / "model" / f"gemma3_{size}.yaml"))
+    return architecture(ModelSection.model_validate(container))
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_published_configs_fit_conf_model(tmp_path, size):
+    assert read_architecture(write(tmp_path, PUBLISHED[size])) == described(size)
+
+
+def test_configs_by_kind_of_layer_fit_too(tmp_path):
+    new = {key: value for key, value in PUBLISHED["1b"].items() if "rope" not in key and "pattern" not in key}
+    new["layer_types"] = [("full" if i % 6 == 5 else "sliding") + "_attention" for i in range(26)]
+    new["rope_parameters"] = {
+        "full_attention": {"rope_type": "default", "rope_theta": 1000000},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000},
+    }
+    assert read_architecture(write(tmp_path, new)) == described("1b")
+
+
+def test_fewer_layers_than_the_pattern_are_all_local(tmp_path):
+    config = {**PUBLISHED["1b"], "num_hidden_layers": 2, "layer_types": ["sliding_attention"] * 2}
+    assert not read_architecture(write(tmp_path, config)).is_global().any()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_type": "llama"}, "llama"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"layer_types": ["full_attention", "sliding_attention", *["full_attention"] * 24]}, "layer_types"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_by_name(tmp_path, change, named):
+    with pytest.raises(UserError, match=named):
+        read_architecture(write(tmp_path, {**PUBLISHED["1b"], **change}))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\x00"])
+def test_a_broken_config_is_named(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match=r"config\.json"):
+        read_architecture(tmp_path)
+
+
+def test_a_missing_config_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"no config\.json"):
+        read_architecture(tmp_path)

@@ -1,0 +1,132 @@
+"""Tokenizers of all three sources: control tokens in the text, text given back, what is broken named."""
+
+import io
+
+import gguf
+import pytest
+import sentencepiece
+from sentencepiece import sentencepiece_model_pb2 as pb
+
+from agent_tunix.errors import UserError
+from agent_tunix.models.tokenizer import load_tokenizer
+from agent_tunix.tasks.prompts import chat_prompt
+
+TEXTS = [
+    "ann has 12 pears and bob has 30",
+    "  two  spaces and a\nnew line\n\n",
+    chat_prompt("how many pears has ann", "think first"),
+    "a byte apart: ½ ☃",
+]
+
+
+@pytest.fixture(scope="module")
+def model() -> bytes:
+    """A small SentencePiece model with Gemma's settings."""
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["ann has 12 pears and bob has 30", "how many pears has ann in all", "think first"] * 20),
+        model_writer=written,
+        vocab_size=320,
+        model_type="bpe",
+        byte_fallback=True,
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        normalization_rule_name="identity",
+        split_digits=True,
+        hard_vocab_limit=False,
+        pad_id=0,
+        eos_id=1,
+        bos_id=2,
+        unk_id=3,
+        pad_piece="<pad>",
+        eos_piece="<eos>",
+        bos_piece="<bos>",
+        user_defined_symbols=["<start_of_turn>", "<end_of_turn>", "\n", "\n\n", "▁▁"],
+        minloglevel=2,
+    )
+    return written.getvalue()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    (folder / "tokenizer.model").write_bytes(model)
+    return load_tokenizer(folder)
+
+
+def write_gguf(path, model: bytes):
+    """As llama.cpp's converter writes it: special tokens are control, runs of spaces are spaces."""
+    pieces = pb.ModelProto.FromString(model).pieces
+    writer = gguf.GGUFWriter(path, "gemma3")
+    writer.add_token_list([p.piece.replace("▁", " ") if p.piece == "▁▁" else p.piece for p in pieces])
+    writer.add_token_scores([-1000.0 if p.type != 1 else p.score for p in pieces])
+    writer.add_token_types([3 if "<" in p.piece and p.type != 6 else p.type for p in pieces])
+    writer.add_pad_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_bos_token_id(2)
+    writer.add_unk_token_id(3)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_text_comes_back(tokenizer):
+    for text in TEXTS:
+        shown = text.replace("<end_of_turn>", "")
+        assert tokenizer.decode(tokenizer.encode(text)) == shown
+
+
+def test_control_tokens_in_the_text_are_those_tokens(tokenizer):
+    ids = tokenizer.encode("<bos>ann<end_of_turn>\n<eos><pad><unk>")
+    assert ids[0] == tokenizer.begin_id
+    assert ids[-3:] == [1, 0, 3]
+    assert tokenizer.end_ids[1] in ids
+    assert tokenizer.decode(ids) == "ann\n" + tokenizer.decode([3])
+
+
+def test_nothing_is_put_in_front(tokenizer):
+    assert tokenizer.begin_id not in tokenizer.encode("ann")
+    assert tokenizer.encode("ann has") == tokenizer.encode("ann") + tokenizer.encode(" has")
+
+
+def test_spare_rows_of_the_embedding_decode_to_nothing(tokenizer):
+    assert tokenizer.decode([*tokenizer.encode("ann"), 262_200]) == "ann"
+
+
+def test_gguf_holds_the_same_tokenizer(tokenizer, model, tmp_path):
+    inside = load_tokenizer(write_gguf(tmp_path / "model.gguf", model))
+    assert inside.end_ids == tokenizer.end_ids
+    for text in [*TEXTS, "<bos>ann<unk>"]:
+        assert inside.encode(text) == tokenizer.encode(text)
+        assert inside.decode(tokenizer.encode(text)) == tokenizer.decode(tokenizer.encode(text))
+
+
+def test_a_gguf_without_a_tokenizer_is_named(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "bare.gguf", "gemma3")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UserError, match=r"bare\.gguf holds no SentencePiece tokenizer"):
+        load_tokenizer(tmp_path / "bare.gguf")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
+def test_a_broken_file_is_named(tmp_path, name):
+    (tmp_path / name).write_bytes(b"nonsense")
+    with pytest.raises(UserError, match=name):
+        load_tokenizer(tmp_path)
+
+
+def test_no_tokenizer_is_explained(tmp_path):
+    with pytest.raises(UserError, match=r"neither tokenizer\.json nor tokenizer\.model"):
+        load_tokenizer(tmp_path)
+
+
+def test_orbax_finds_it_beside_the_folder(tmp_path, model, tokenizer):
+    (tmp_path / "tokenizer.model").write_bytes(model)
+    (tmp_path / "gemma-3").mkdir()
+    (tmp_path / "gemma-3" / "_METADATA").write_text("{}")
+    assert load_tokenizer(tmp_path / "gemma-3").encode("ann") == tokenizer.encode("ann")

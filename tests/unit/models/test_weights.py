@@ -1,0 +1,164 @@
+"""Every layout of a checkpoint gives the same weights, and every fault of one is named."""
+
+import dataclasses
+import json
+from functools import partial
+
+import checkpoints
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from agent_tunix.errors import UserError
+from agent_tunix.models import huggingface
+from agent_tunix.models.sources import find_checkpoint
+from agent_tunix.models.weights import (
+    init_weights,
+    load_weights,
+    read_architecture,
+    save_tensors,
+    save_weights,
+    stacked_tensor,
+    tensor_shapes,
+)
+
+
+@pytest.fixture(scope="module")
+def golden(goldens):
+    return goldens / "gemma3"
+
+
+@pytest.fixture(scope="module")
+def arch(golden):
+    return huggingface.read_architecture(golden)
+
+
+@pytest.fixture(scope="module")
+def weights(golden, arch):
+    return load_weights(golden, arch, jnp.float32)
+
+
+def assert_same(one, other, atol=0.0):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=atol, rtol=0), one, other)
+
+
+def test_a_matrix_is_stored_the_other_way_round(golden, weights):
+    stored = load_file(golden / "model.safetensors")["model.layers.1.mlp.gate_proj.weight"]
+    np.testing.assert_array_equal(weights.layers.gate_proj[1].T, stored.astype(np.float32))
+
+
+@pytest.mark.parametrize("prefix", ["model.", "language_model.model.", "model.language_model.", ""])
+def test_text_part_under_any_prefix(tmp_path, golden, arch, weights, prefix):
+    values = {prefix + name.removeprefix("model."): value for name, value in checkpoints.tensors(golden).items()}
+    values["vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight"] = np.ones((2, 2), np.float32)
+    values["model.multi_modal_projector.mm_soft_emb_norm.weight"] = np.ones(2, np.float32)
+    values["lm_head.weight"] = np.ones((64, 32), np.float32)
+    folder = checkpoints.write_folder(tmp_path, (golden / "config.json").read_text(), values)
+    assert_same(load_weights(folder, arch, jnp.float32), weights)
+
+
+def test_shards_round_trip_and_unnamed_files_are_not_read(tmp_path, arch, weights):
+    save_tensors(tmp_path, arch, jnp.float32, partial(stacked_tensor, weights), shard_bytes=20_000)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    (tmp_path / "optimizer.safetensors").write_bytes(b"not weights")
+    assert huggingface.read_architecture(tmp_path) == arch
+    assert_same(load_weights(tmp_path, arch, jnp.float32), weights)
+
+
+def test_a_missing_shard_is_named(tmp_path, arch, weights):
+    save_tensors(tmp_path, arch, jnp.float32, partial(stacked_tensor, weights), shard_bytes=20_000)
+    gone = sorted(tmp_path.glob("*.safetensors"))[1]
+    gone.unlink()
+    with pytest.raises(UserError, match=gone.name):
+        load_weights(tmp_path, arch, jnp.float32)
+
+
+def test_gguf_gives_the_same_weights(tmp_path, golden, arch, weights):
+    path = checkpoints.write_gguf(tmp_path / "model.gguf", golden)
+    described = dataclasses.replace(arch, num_heads=99, norm_eps=0.5, rope_global_factor=2.0, vocab_size=1)
+    assert read_architecture(path, described) == arch
+    assert_same(load_weights(path, arch, jnp.float32), weights, atol=1e-6)
+
+
+def test_quantised_gguf_gives_nearly_the_same_weights(tmp_path, golden, arch, weights):
+    path = checkpoints.write_gguf(tmp_path / "model.gguf", golden, "Q8_0")
+    loaded = load_weights(path, arch, jnp.float32)
+    assert_same(loaded, weights, atol=0.02)
+    assert not np.array_equal(loaded.embed_VD, weights.embed_VD)
+
+
+def test_orbax_gives_the_same_weights(tmp_path, golden, arch, weights):
+    checkpoints.write_orbax(tmp_path / "gemma" / "gemma-3-test", golden)
+    folder = find_checkpoint(str(tmp_path / "gemma"))
+    assert folder.name == "gemma-3-test"
+    described = dataclasses.replace(arch, num_heads=99, num_kv_heads=99, num_layers=1, hidden_dim=1, vocab_size=1)
+    assert read_architecture(folder, described) == arch
+    assert_same(load_weights(folder, arch, jnp.float32), weights)
+
+
+def test_weights_are_rounded_to_the_type_asked_for(golden, arch, weights):
+    loaded = load_weights(golden, arch, jnp.bfloat16)
+    assert {leaf.dtype for leaf in jax.tree.leaves(loaded)} == {jnp.dtype(jnp.bfloat16)}
+    assert_same(jax.tree.map(lambda x: x.astype(jnp.float32), loaded), weights)
+
+
+def test_missing_unknown_and_misshapen_tensors_are_named_together(tmp_path, golden, arch):
+    values = checkpoints.tensors(golden)
+    del values["model.layers.2.mlp.up_proj.weight"]
+    values["model.layers.0.self_attn.q_proj.bias"] = np.zeros(32, np.float32)
+    values["model.norm.weight"] = np.zeros(31, np.float32)
+    folder = checkpoints.write_folder(tmp_path, (golden / "config.json").read_text(), values)
+    with pytest.raises(UserError) as fault:
+        load_weights(folder, arch, jnp.float32)
+    for part in ("missing: model.layers.2.mlp.up_proj.weight", "unknown: model.layers.0.self_attn.q_proj.bias"):
+        assert part in str(fault.value)
+    assert "model.norm.weight has shape [31], the architecture asks for [32]" in str(fault.value)
+
+
+@pytest.mark.parametrize("keep", [4, 2000, -10])
+def test_half_a_file_is_named(tmp_path, golden, arch, keep):
+    (tmp_path / "model.safetensors").write_bytes((golden / "model.safetensors").read_bytes()[:keep])
+    with pytest.raises(UserError, match=r"model\.safetensors is damaged or half downloaded"):
+        load_weights(tmp_path, arch, jnp.float32)
+
+
+@pytest.mark.parametrize("keep", [4, 500, -5000])
+def test_half_a_gguf_is_named(tmp_path, golden, arch, keep):
+    path = checkpoints.write_gguf(tmp_path / "whole.gguf", golden)
+    (tmp_path / "half.gguf").write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(UserError, match=r"half\.gguf is damaged or half downloaded"):
+        load_weights(tmp_path / "half.gguf", arch, jnp.float32)
+
+
+def test_a_gguf_of_another_model_is_refused(tmp_path, golden, arch):
+    path = checkpoints.write_gguf(tmp_path / "other.gguf", golden, kind="llama")
+    with pytest.raises(UserError, match="type llama"):
+        load_weights(path, arch, jnp.float32)
+
+
+def test_pointers_and_empty_folders_are_explained(tmp_path, arch):
+    with pytest.raises(UserError, match=r"no \*\.safetensors"):
+        load_weights(tmp_path, arch, jnp.float32)
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    with pytest.raises(UserError, match="git lfs pull"):
+        load_weights(tmp_path, arch, jnp.float32)
+
+
+def test_saved_config_keeps_every_number(tmp_path, arch):
+    odd = dataclasses.replace(
+        arch, global_every=5, rope_global_factor=1.0, rope_local_base=5000.0, query_scale=168**-0.5, num_layers=11
+    )
+    config = huggingface.write_config(odd, "float32")
+    assert type(config["query_pre_attn_scalar"]) is int
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert huggingface.read_architecture(tmp_path) == odd
+
+
+def test_init_weights_have_the_shapes_of_a_checkpoint(tmp_path, arch):
+    made = init_weights(jax.random.key(0), arch)
+    save_weights(tmp_path, made, arch, jnp.float32)
+    stored = {name: value.shape for name, value in load_file(tmp_path / "model.safetensors").items()}
+    assert stored == tensor_shapes(arch)
+    assert 0.8 < float(jnp.std(made.layers.down_proj)) * 48**0.5 < 1.2
