@@ -24,7 +24,7 @@ def warmup_cosine(peak: float, warmup_steps: int, total_steps: int, lr_min: floa
     def schedule(t: int) -> float:
         if t <= warmup_steps:
             return peak * (t / warmup_steps)
-        progress = min(1.0, (t - warmup_steps) / (total_steps - warmup_steps))
+        progress = min(1.0, (t - warmup_steps) / max(total_steps - warmup_steps, 1))
         cosine = lr_min + 0.5 * (peak - lr_min) * (1 + math.cos(math.pi * progress))
         return min(cosine, peak)  # rounding may pass the peak by a bit
 

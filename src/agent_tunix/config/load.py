@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
+from yaml import YAMLError
 
 from agent_tunix.config.schema import Config
 from agent_tunix.errors import UserError
@@ -53,12 +54,12 @@ def read_config(path: Path) -> DictConfig:
     """A YAML file as OmegaConf reads it; a missing or broken one is the user's to mend."""
     try:
         return typing.cast(DictConfig, OmegaConf.load(path))
-    except (OSError, ValueError, OmegaConfBaseException) as fault:
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as fault:
         raise UserError(f"{path} cannot be read: {fault}") from fault
 
 
 def write_config(path: Path, config: Config) -> None:
-    path.write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))))
+    path.write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))), encoding="utf-8")
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:

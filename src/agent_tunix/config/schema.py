@@ -19,6 +19,13 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as fault:
+        raise ValueError(f"is not a regular expression: {fault}") from fault
+
+
 class ArchitectureSection(Section):
     vocab_size: Positive = Field(description="Tokens in the vocabulary.")
     num_layers: Positive = Field(description="Transformer layers.")
@@ -54,11 +61,8 @@ class ModelSection(Section):
 
     @field_validator("lora_module_path")
     @classmethod
-    def _compiles(cls, pattern: str) -> str:
-        try:
-            re.compile(pattern)
-        except re.error as fault:
-            raise ValueError(f"is not a regular expression: {fault}") from fault
+    def _is_a_pattern(cls, pattern: str) -> str:
+        _compiled(pattern)
         return pattern
 
     @field_validator("mesh_shape")
@@ -154,6 +158,13 @@ class DataSection(Section):
     on_bad_row: Literal["error", "skip"] = Field(
         description="What a malformed row does: stop with its line number, or be counted and skipped."
     )
+
+    @field_validator("answer_pattern")
+    @classmethod
+    def _has_a_group(cls, pattern: str | None) -> str | None:
+        if pattern is not None and _compiled(pattern).groups < 1:
+            raise ValueError("has no group; put the part that is the answer in parentheses")
+        return pattern
 
 
 class RewardSection(Section):

@@ -30,7 +30,8 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         if resumed_at is not None:
             self._rewind(resumed_at)
-        self._tensorboard = SummaryWriter(str(path / "tensorboard"), purge_step=resumed_at)
+        purge_step = None if resumed_at is None else resumed_at + 1  # the first that TensorBoard is to forget
+        self._tensorboard = SummaryWriter(str(path / "tensorboard"), purge_step=purge_step)
 
     def metrics(self, record: Record) -> None:
         self._append("metrics.jsonl", [record])
@@ -56,7 +57,7 @@ class RunFolder:
             if path.exists():
                 kept = [record for record in read_records(path) if record["step"] <= step]
                 temporary = path.with_suffix(".tmp")
-                temporary.write_text("".join(_line(record) for record in kept))
+                temporary.write_text("".join(_line(record) for record in kept), encoding="utf-8")
                 os.replace(temporary, path)
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ anywhere. Numbers may carry thousands separators, a currency, a percent sign or 
 
 from __future__ import annotations
 
+import math
 import re
 
 from agent_tunix.tasks.prompts import ANSWER, REASONING
@@ -54,7 +55,7 @@ def _value(number: str) -> float:
 
 def same_number(found: float | None, truth: float | None) -> bool:
     """Equal up to the rounding of a decimal fraction."""
-    return found is not None and truth is not None and abs(found - truth) <= 1e-6 * max(1.0, abs(truth))
+    return found is not None and truth is not None and math.isclose(found, truth, rel_tol=1e-12, abs_tol=1e-6)
 
 
 def near(found: float | None, truth: float | None) -> bool:

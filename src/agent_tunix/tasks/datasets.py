@@ -84,12 +84,12 @@ def _split_file(path: Path, split: str) -> tuple[Path, bool]:
 def _read_jsonl(file: Path, fmt: RowFormat) -> tuple[list[Row], int]:
     rows, bad = [], 0
     opener: Callable[..., Any] = gzip.open if file.suffix == ".gz" else open
-    with opener(file, "rt", encoding="utf-8") as lines:
+    with opener(file, "rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
-                rows.append(_parse_row(line, fmt))
+                rows.append(_parse_row(line.decode("utf-8"), fmt))
             except ValueError as fault:
                 if not fmt.skip_bad_rows:
                     raise UserError(
@@ -112,7 +112,7 @@ def _parse_row(line: str, fmt: RowFormat) -> Row:
     answer = str(row[fmt.answer_field]).strip()
     if fmt.answer_pattern is not None:
         match = re.search(fmt.answer_pattern, answer)
-        if match is None:
+        if match is None or match.group(1) is None:
             raise ValueError(f"the answer does not fit data.answer_pattern={fmt.answer_pattern}")
         answer = match.group(1)
     return Row(str(row[fmt.question_field]).strip(), answer)

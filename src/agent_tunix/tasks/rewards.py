@@ -65,7 +65,8 @@ class Scorer:
 
     def _one(self, name: str, prompt: str, completion: str, truth: str) -> float:
         try:
-            value = float(self.functions[name](prompt, completion, truth))
+            with np.errstate(over="ignore"):
+                value = float(np.float32(float(self.functions[name](prompt, completion, truth))))
         except Exception as fault:
             raise UserError(
                 f"The reward function '{name}' raised {type(fault).__name__}: {fault}\n"
@@ -87,9 +88,9 @@ def load_function(name: str, path: str) -> RewardFunction:
         sys.path.insert(0, "")
     try:
         function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError, ValueError) as fault:
+    except Exception as fault:  # whatever a user's module may raise while it is imported
         raise UserError(
-            f"reward.functions.{name}={path}: {fault}.\n"
+            f"reward.functions.{name}={path}: {type(fault).__name__}: {fault}.\n"
             "Give the import path of a function (prompt, completion, answer) -> float, as in my_module.my_reward, "
             "where my_module.py lies in the working directory or is installed."
         ) from fault

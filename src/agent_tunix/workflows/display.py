@@ -28,6 +28,7 @@ class Display:
             TextColumn("training"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
+            TextColumn("eta"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[line]}"),
         )
@@ -86,8 +87,11 @@ def print_summary(
         console.print(f"  {line}", highlight=False, soft_wrap=True, markup=False)
 
 
-def python_command() -> str:
-    """How to call this Python from here: by name where that finds it, else by path."""
+def shell_command(verb: str) -> str:
+    """How to call a verb from here: by its script in a checkout, else by the installed command."""
+    script = {"train": "run_training.py", "evaluate": "evaluate.py"}.get(verb)
+    if script is None or not os.path.exists(script):
+        return f"agent-tunix {verb}"
     found = shutil.which("python")
     named = found is not None and os.path.abspath(found) == os.path.abspath(sys.executable)
-    return "python" if named else os.path.relpath(sys.executable)
+    return f"{'python' if named else os.path.relpath(sys.executable)} {script}"

@@ -27,7 +27,7 @@ from agent_tunix.tasks.datasets import Stream
 from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.types import Prompts, Rollouts, TrainState
 from agent_tunix.workflows import setup
-from agent_tunix.workflows.display import Display, print_summary, python_command
+from agent_tunix.workflows.display import Display, print_summary, shell_command
 from agent_tunix.workflows.evaluate import complete, grade
 from agent_tunix.workflows.plan import Plan, hyperparameters, make_plan
 
@@ -205,11 +205,11 @@ def _summarise(r: Run, folder: RunFolder, status: str, started: float) -> Record
 
 
 def _advice(status: str, path: Path) -> list[str]:
-    python = python_command()
+    train, evaluate = shell_command("train"), shell_command("evaluate")
     if status != "completed":
-        return [f"{python} run_training.py training.resume={path}"]
+        return [f"{train} training.resume={path}"]
     return [
-        f"{python} evaluate.py run={path} inference_config=standard num_passes=8",
-        f"{python} run_training.py +experiment=control",
-        f"{python} run_training.py +experiment=quick_test --multirun optimizer.learning_rate=1e-7,1e-6,1e-5,1e-4",
+        f"{evaluate} run={path} inference_config=standard num_passes=8",
+        f"{train} +experiment=control",
+        f"{train} +experiment=quick_test --multirun optimizer.learning_rate=1e-7,1e-6,1e-5,1e-4",
     ]

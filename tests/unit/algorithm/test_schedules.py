@@ -61,6 +61,10 @@ def test_the_formulas_of_the_reference(plan):
     np.testing.assert_allclose(rates(*plan), want, rtol=1e-9, atol=1e-12 * peak)
 
 
+def test_a_horizon_that_is_all_warmup_may_be_passed():
+    assert [warmup_cosine(1.0, 2, 2, 0.1)(t) for t in (1, 2, 3, 4)] == [0.5, 1.0, 0.1, 0.1]
+
+
 def test_the_rate_stays_at_lr_min_after_the_horizon():
     schedule = warmup_cosine(1e-3, 2, 10, 1e-5)
     assert [schedule(t) for t in (10, 11, 500)] == [1e-5] * 3

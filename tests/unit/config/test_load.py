@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from agent_tunix.config.load import config_folder, did_you_mean, keys, read_config, validate, write_config
+from agent_tunix.config.schema import Config, EvaluateConfig
+from agent_tunix.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def composed():
+    """The shipped configuration of the quick test."""
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        return OmegaConf.to_container(compose("config", ["+experiment=quick_test"]), resolve=False)
+
+
+@pytest.fixture
+def faults(composed):
+    """The lines of the report on a configuration with some values changed."""
+
+    def faults(changes: dict, kind=Config) -> list[str]:
+        config = OmegaConf.create(composed)
+        for key, value in changes.items():
+            OmegaConf.update(config, key, value, force_add=True)
+        with pytest.raises(UserError) as stop:
+            validate(config, kind)
+        head, *lines = str(stop.value).split("\n")
+        count = "There is a fault" if len(lines) == 1 else f"There are {len(lines)} faults"
+        assert head == f"{count} in the configuration:"
+        return [line.strip() for line in lines]
+
+    return faults
+
+
+def test_the_shipped_configuration_is_valid(composed):
+    config = validate(OmegaConf.create(composed), Config)
+    assert config.grpo.num_generations == 8
+    assert config.model.model_size == "tiny"
+
+
+def test_a_plain_mapping_is_taken_too(composed):
+    assert validate(composed, Config) == validate(OmegaConf.create(composed), Config)
+
+
+def test_what_is_written_is_read_again_the_same(composed, tmp_path):
+    config = validate(composed | {"data": composed["data"] | {"system_prompt": "Grüße: 1 ≠ 2\n# no comment"}}, Config)
+    write_config(tmp_path / "config.yaml", config)
+    assert validate(read_config(tmp_path / "config.yaml"), Config) == config
+
+
+def test_all_faults_are_reported_together(faults):
+    lines = faults(
+        {
+            "grpo.num_generations": 1,
+            "optimizer.learning_rate": "fast",
+            "optimizer.learnin_rate": 1e-5,
+            "generation.temperature": -1.0,
+            "training.batch_size": 6,
+            "training.micro_batch_size": 4,
+        }
+    )
+    assert len(lines) == 5
+    report = "\n".join(lines)
+    for part in (
+        "grpo.num_generations=1: must be greater than or equal to 2",
+        "optimizer.learning_rate=fast: must be a valid number",
+        "optimizer.learnin_rate: unknown key; did you mean optimizer.learning_rate?",
+        "generation.temperature=-1: must be greater than 0",
+        "batch_size=6 is not a multiple of micro_batch_size=4",
+    ):
+        assert part in report
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fault"),
+    [
+        ("optimizer.learning_rate", 0.0, "must be greater than 0"),
+        ("optimizer.learning_rate", float("nan"), "must be a finite number"),
+        ("optimizer.learning_rate", None, "must be a valid number"),
+        ("optimizer.betas", [0.9], "must have at least 2 items"),
+        ("optimizer.betas", [0.9, 1.0], "must be less than 1"),
+        ("optimizer.optimizer_name", "sgd", "'adamw'"),
+        ("optimizer.max_grad_norm", 0.0, "must be greater than 0"),
+        ("optimizer.warmup_ratio", 1.5, "must be less than or equal to 1"),
+        ("scheduler.warmup_steps", -1, "must be greater than or equal to 0"),
+        ("scheduler.lr_min", 1.0, "scheduler.lr_min=1 is above optimizer.learning_rate=1e-05"),
+        ("grpo.epsilon", 0.0, "must be greater than 0"),
+        ("grpo.beta", -0.1, "must be greater than or equal to 0"),
+        ("grpo.num_iterations", 1.5, "must be a valid integer"),
+        ("generation.top_p", 0.0, "must be greater than 0"),
+        ("generation.top_k", 0, "must be greater than or equal to 1"),
+        ("training.micro_batch_size", 0, "must be greater than or equal to 1"),
+        ("training.micro_batch_size", "4", "must be a valid integer"),
+        ("training.train_fraction", 0.0, "must be greater than 0"),
+        ("evaluation.sampled", "yes", "must be a valid boolean"),
+        ("model.lora_module_path", "(q_proj", "is not a regular expression"),
+        ("model.mesh_shape", [[2, 1], ["fsdp", "tp"]], "one device"),
+        ("model.lora_rank", 0, "must be greater than or equal to 1"),
+        ("data.source", "web", "'gsm8k'"),
+        ("data.answer_pattern", "(", "is not a regular expression"),
+        ("data.answer_pattern", "####.*", "has no group"),
+        ("reward.weights.typo", 1.0, "typo, which reward.functions does not name"),
+        ("seed", -1, "must be greater than or equal to 0"),
+        ("training", None, "training=null"),
+    ],
+    ids=str,
+)
+def test_a_value_out_of_bounds_is_one_fault_that_names_key_and_bound(faults, key, value, fault):
+    (line,) = faults({key: value})
+    assert line.startswith(key.split(".")[0])
+    assert fault in line
+
+
+def test_a_missing_key_is_named(composed, faults):
+    bare = {**composed, "grpo": {k: v for k, v in composed["grpo"].items() if k != "beta"}}
+    with pytest.raises(UserError, match=r"grpo\.beta: missing"):
+        validate(bare, Config)
+
+
+def test_an_interpolation_that_leads_nowhere_says_so(composed):
+    with pytest.raises(UserError, match=r"does not resolve.*nowhere"):
+        validate(OmegaConf.create({**composed, "seed": "${nowhere.at_all}"}), Config)
+
+
+def test_an_unknown_key_of_an_unknown_group_is_one_fault(faults):
+    assert faults({"optimiser.learning_rate": 1e-5}) == ["optimiser: unknown key; did you mean optimizer?"]
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("train", "; did you mean train?"), ("trian", "; did you mean train?"), ("xyz", ""), ("", "")],
+)
+def test_did_you_mean(word, hint):
+    assert did_you_mean(word, ["train", "evaluate"]) == hint
+
+
+def test_a_file_that_is_missing_or_no_yaml_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"absent\.yaml cannot be read"):
+        read_config(tmp_path / "absent.yaml")
+    (tmp_path / "broken.yaml").write_text("a: [1,\nb: }")
+    with pytest.raises(UserError, match=r"broken\.yaml cannot be read"):
+        read_config(tmp_path / "broken.yaml")
+
+
+def test_keys_are_those_of_the_shipped_files(composed):
+    def leaves(tree, prefix=""):
+        for name, value in tree.items():
+            key = f"{prefix}{name}"
+            nested = isinstance(value, dict) and not key.startswith(("reward.",))
+            yield from leaves(value, f"{key}.") if nested else [key]
+
+    assert set(leaves(composed)) == set(keys(Config))
+
+
+def test_every_shipped_group_composes_and_is_valid():
+    groups = ("model", "optimizer", "data", "generation", "reward", "grpo", "experiment")
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        for group in groups:
+            for path in (config_folder() / group).glob("*.yaml"):
+                plus = "+" if group == "experiment" else ""
+                validate(compose("config", [f"{plus}{group}={path.stem}"]), Config)
+        for path in (config_folder() / "inference_config").glob("*.yaml"):
+            validate(compose("evaluate", [f"inference_config={path.stem}"]), EvaluateConfig)

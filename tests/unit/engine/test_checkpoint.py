@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agent_tunix.engine.checkpoint import Checkpoints
+from agent_tunix.engine.update import init_state
+from agent_tunix.errors import UserError
+from agent_tunix.models.lora import Adapters
+from agent_tunix.types import TrainState
+
+
+def state_at(step: int, rank: int = 2, modules=("q_proj", "v_proj")) -> TrainState:
+    """A state whose every number is random, as after `step` updates."""
+    rng = np.random.default_rng(step)
+    trainable = Adapters(
+        {m: jnp.asarray(rng.normal(size=(2, 4, rank)), jnp.float32) for m in modules},
+        {m: jnp.asarray(rng.normal(size=(2, rank, 4)), jnp.float32) for m in modules},
+        2.0,
+    )
+    state = init_state(trainable)
+    moments = jax.tree.map(
+        lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32) if x.ndim else jnp.asarray(step, x.dtype),
+        state.optimizer,
+    )
+    return TrainState(trainable, moments, jnp.asarray(step, jnp.int32))
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    opened = Checkpoints(tmp_path / "checkpoints", keep=2)
+    yield opened
+    opened.close()
+
+
+def test_what_is_restored_is_what_was_saved_to_the_bit(checkpoints):
+    saved = state_at(7)
+    checkpoints.save(saved, position=3)
+    restored, position = checkpoints.restore(state_at(0))
+    assert position == 3
+    assert jax.tree.structure(restored) == jax.tree.structure(saved)
+    for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(saved), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_last_few_are_kept_and_the_last_is_the_default(checkpoints):
+    for step in (2, 4, 10):
+        checkpoints.save(state_at(step), position=step * 10)
+    assert checkpoints.steps() == [4, 10]
+    assert checkpoints.restore(state_at(0))[1] == 100
+    assert checkpoints.restore(state_at(0), step=4)[1] == 40
+
+
+def test_another_process_finds_them(checkpoints, tmp_path):
+    checkpoints.save(state_at(5), position=1)
+    again = Checkpoints(tmp_path / "checkpoints", keep=2)
+    assert again.steps() == [5]
+    again.close()
+
+
+def test_a_step_is_saved_once(checkpoints):
+    checkpoints.save(state_at(5), position=1)
+    checkpoints.save(state_at(5), position=2)
+    assert checkpoints.restore(state_at(0))[1] == 1
+
+
+def test_a_save_cut_short_is_no_checkpoint_and_can_be_made_again(checkpoints, tmp_path):
+    checkpoints.save(state_at(5), position=1)
+    (tmp_path / "checkpoints" / "6.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
+    again = Checkpoints(tmp_path / "checkpoints", keep=2)
+    assert again.steps() == [5]
+    again.save(state_at(6), position=2)
+    assert again.restore(state_at(0))[1] == 2
+    again.close()
+
+
+def test_an_empty_folder_and_an_unknown_step_say_so(checkpoints):
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        checkpoints.restore(state_at(0))
+    checkpoints.save(state_at(5), position=1)
+    with pytest.raises(UserError, match="step=4: there is no such checkpoint; there are 5"):
+        checkpoints.restore(state_at(0), step=4)
+
+
+@pytest.mark.parametrize("other", [{"rank": 3}, {"modules": ("q_proj",)}, {"modules": ("q_proj", "k_proj")}], ids=str)
+def test_adapters_of_another_kind_are_refused_with_a_message(checkpoints, other):
+    checkpoints.save(state_at(5), position=1)
+    with pytest.raises(UserError, match="does not fit this configuration"):
+        checkpoints.restore(state_at(0, **other))

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agent_tunix.engine.metrics import RunFolder, peak_memory_gb, read_records
+
+
+def test_records_come_back_as_they_were_written(tmp_path):
+    folder = RunFolder(tmp_path / "deep" / "run")
+    folder.metrics({"step": 1, "loss": 0.1, "reward/mean": 1e-30})
+    folder.evaluation({"step": 0, "split": "validation", "n": 3, "accuracy": 0.5})
+    folder.samples([{"step": 1, "completion": "zwölf\n\u2028 ≠ 13"}, {"step": 1, "completion": ""}])
+    folder.close()
+    assert read_records(folder.path / "metrics.jsonl") == [{"step": 1, "loss": 0.1, "reward/mean": 1e-30}]
+    assert read_records(folder.path / "evals.jsonl")[0]["accuracy"] == 0.5
+    assert [r["completion"] for r in read_records(folder.path / "samples.jsonl")] == ["zwölf\n\u2028 ≠ 13", ""]
+    assert list((folder.path / "tensorboard").iterdir())
+
+
+def test_a_file_that_is_not_there_has_no_records(tmp_path):
+    assert read_records(tmp_path / "metrics.jsonl") == []
+
+
+def test_a_resumed_run_drops_later_steps_and_a_half_written_line(tmp_path):
+    folder = RunFolder(tmp_path)
+    for step in (1, 2, 3):
+        folder.metrics({"step": step, "text": "ü"})
+        folder.evaluation({"step": step, "split": "validation"})
+        folder.samples([{"step": step}])
+    folder.close()
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 2, "te')
+    resumed = RunFolder(tmp_path, resumed_at=2)
+    assert resumed._tensorboard.purge_step == 3, "TensorBoard drops this step and what follows"
+    resumed.metrics({"step": 3, "text": "new"})
+    resumed.close()
+    assert read_records(tmp_path / "metrics.jsonl") == [
+        {"step": 1, "text": "ü"},
+        {"step": 2, "text": "ü"},
+        {"step": 3, "text": "new"},
+    ]
+    assert [r["step"] for r in read_records(tmp_path / "evals.jsonl")] == [1, 2]
+    assert [r["step"] for r in read_records(tmp_path / "samples.jsonl")] == [1, 2]
+
+
+def test_opening_a_run_again_without_resuming_drops_nothing(tmp_path):
+    for step in (1, 2):
+        folder = RunFolder(tmp_path)
+        folder.metrics({"step": step})
+        folder.close()
+    assert [r["step"] for r in read_records(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+def test_a_summary_replaces_the_one_before(tmp_path):
+    folder = RunFolder(tmp_path)
+    for status in ("interrupted", "completed"):
+        folder.summary({"status": status})
+    folder.close()
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"status": "completed"}
+    assert {path.name for path in tmp_path.iterdir()} == {"summary.json", "tensorboard"}
+
+
+def test_a_summary_that_cannot_be_written_leaves_the_one_before(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.summary({"status": "completed"})
+    with pytest.raises(TypeError):
+        folder.summary({"status": object()})
+    folder.close()
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"status": "completed"}
+
+
+def test_peak_memory_is_that_of_a_process_that_holds_jax():
+    assert 0.05 < peak_memory_gb() < 100

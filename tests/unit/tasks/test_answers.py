@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from agent_tunix.tasks import answers, rewards
+from agent_tunix.tasks.prompts import ANSWER, END_OF_TURN, REASONING
+
+pieces = st.sampled_from(
+    [*REASONING, *ANSWER, END_OF_TURN, "5", "-", "$", ",", ".", "1,000", "%", " ", "\n", "²", "٣", "9" * 400]
+)
+completions = st.text() | st.lists(pieces | st.text(max_size=3), max_size=20).map("".join)
+
+
+@given(completions, st.text() | pieces)
+def test_no_text_makes_the_parser_or_a_reward_raise(completion, truth):
+    for read in (answers.tagged_answer, answers.first_number, answers.last_number, answers.well_formed):
+        read(completion)
+    for function in (rewards.format_exact, rewards.format_approximate, rewards.answer_correct, rewards.number_in_answer):
+        assert 0 <= function("", completion, truth) <= 1
+
+
+@given(st.text(alphabet="ab \n.,5<>/", min_size=1), st.integers(-(10**9), 10**9))
+def test_a_well_formed_completion_is_recognised_and_its_answer_found(reasoning, number):
+    for shown in (str(number), f"{number:,}", f" {number}.\n", f"{number}.00"):
+        completion = f"{REASONING[0]}{reasoning}{REASONING[1]}\n{ANSWER[0]}{shown}{ANSWER[1]}"
+        assert answers.well_formed(completion)
+        assert rewards.answer_correct("", completion, str(number)) == 1
+        assert rewards.answer_correct("", completion, str(number + 1)) == 0
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "",
+        "5",
+        "<answer>5</answer>",
+        "<reasoning></reasoning><answer>5</answer>",
+        "<reasoning>x</reasoning><answer></answer>",
+        "<reasoning>x</reasoning><answer>5</answer> and more",
+        "Well: <reasoning>x</reasoning><answer>5</answer>",
+        "<reasoning>x</reasoning> so <answer>5</answer>",
+        "<answer>5</answer><reasoning>x</reasoning>",
+        "<reasoning>x<answer>5</answer></reasoning>",
+        "<reasoning>x</reasoning><answer>5</answer><answer>5</answer>",
+        "<reasoning>x</reasoning><reasoning>y</reasoning><answer>5</answer>",
+    ],
+)
+def test_malformed_completions(completion):
+    assert not answers.well_formed(completion)
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "last"),
+    [
+        ("no number", None, None),
+        ("7", 7, 7),
+        ("7 and 8.5", 7, 8.5),
+        ("-3", -3, -3),
+        ("it is -$1,234.50!", -1234.5, -1234.5),
+        ("$12", 12, 12),
+        ("50%", 50, 50),
+        ("The answer is 42.", 42, 42),
+        (".5 of it", 0.5, 0.5),
+        ("1,000,000", 1e6, 1e6),
+        ("3,4", 3, 4),
+        ("5-3", 5, 3),
+        ("x2 y", None, None),
+        ("12apples", 12, 12),
+        ("a=-7", -7, -7),
+    ],
+)
+def test_numbers(text, first, last):
+    assert (answers.first_number(text), answers.last_number(text)) == (first, last)
+
+
+def test_the_tagged_answer_is_the_first_block_without_the_space_around_it():
+    assert answers.tagged_answer("x<answer> 5 \n</answer><answer>6</answer>") == "5"
+    assert answers.tagged_answer("<answer>5") is None
+
+
+@pytest.mark.parametrize(
+    ("found", "truth", "same", "near"),
+    [
+        (5, 5, True, True),
+        (0.1 + 0.2, 0.3, True, True),
+        (5.5, 5, False, True),
+        (4.5, 5, False, True),
+        (5.6, 5, False, False),
+        (0, 0, True, True),
+        (0.01, 0, False, False),
+        (-100, -95, False, True),
+        (100, -100, False, False),
+        (999_999, 1_000_000, False, True),
+        (float("inf"), 5, False, False),
+        (None, 5, False, False),
+        (5, None, False, False),
+    ],
+)
+def test_same_and_near(found, truth, same, near):
+    assert answers.same_number(found, truth) is same
+    assert answers.near(found, truth) is near

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from agent_tunix.errors import UserError
+from agent_tunix.tasks import rewards
+from agent_tunix.tasks.rewards import Scorer, load_function
+
+GOOD = "<reasoning>3+4</reasoning><answer>7</answer>"
+MODULE = """
+def length(prompt, completion, answer):
+    return len(completion)
+
+def echo(prompt, completion, answer):
+    return float(prompt == "q" and answer == "7")
+
+def fails(prompt, completion, answer):
+    raise KeyError("lost")
+
+def nothing(prompt, completion, answer):
+    return None
+
+def not_a_number(prompt, completion, answer):
+    return float("nan")
+
+def huge(prompt, completion, answer):
+    return 1e39
+
+number = 3
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A user's own module in the working directory."""
+    (tmp_path / "my_rewards.py").write_text(MODULE)
+    (tmp_path / "broken_rewards.py").write_text("def oops(:\n")
+    (tmp_path / "failing_rewards.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    sys.modules.pop("my_rewards", None)
+
+
+@pytest.mark.parametrize(
+    ("completion", "exact", "approximate", "answer", "number"),
+    [
+        (GOOD, 1, 1, 1, 1),
+        ("<reasoning>3+4</reasoning><answer>8</answer>", 1, 1, 0, 0),
+        ("<reasoning>3+4</reasoning><answer>7.0 pears</answer>", 1, 1, 1, 1),
+        ("3+4 <answer>7</answer>", 0, 0.5, 0, 1),
+        ("<answer>7", 0, 0.25, 0, 0),
+        (GOOD + GOOD, 0, 0, 0, 1),
+        ("7", 0, 0, 0, 0),
+        ("", 0, 0, 0, 0),
+    ],
+)
+def test_shipped_rewards(completion, exact, approximate, answer, number):
+    assert rewards.format_exact("q", completion, "7") == exact
+    assert rewards.format_approximate("q", completion, "7") == approximate
+    assert rewards.answer_correct("q", completion, "7") == answer
+    assert rewards.number_in_answer("q", completion, "7") == number
+
+
+def test_an_answer_that_is_no_number_is_compared_as_text():
+    completion = "<reasoning>x</reasoning><answer> Paris </answer>"
+    assert rewards.answer_correct("", completion, "Paris") == 1
+    assert rewards.answer_correct("", completion, "Rome") == 0
+    assert rewards.number_in_answer("", completion, "Paris") == 0
+
+
+def test_the_reward_is_the_weighted_sum_and_a_weight_not_given_is_one(mine):
+    scorer = Scorer({"length": "my_rewards.length", "echo": "my_rewards.echo"}, {"length": 0.5})
+    values = scorer(["q", "q"], ["ab", "abcd"], ["7", "8"])
+    assert {name: value.tolist() for name, value in values.items()} == {"length": [2, 4], "echo": [1, 0]}
+    total = scorer.total(values)
+    assert total.tolist() == [2, 2]
+    assert total.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("function", "fault"),
+    [("fails", "KeyError: 'lost'"), ("nothing", "TypeError"), ("not_a_number", "returned nan"), ("huge", "returned inf")],
+)
+def test_a_reward_that_raises_or_is_not_finite_stops_with_name_completion_and_fault(mine, function, fault):
+    scorer = Scorer({"mine": f"my_rewards.{function}"}, {})
+    with pytest.raises(UserError) as stop:
+        scorer(["q"], ["the completion"], ["7"])
+    for part in ("'mine'", fault, "'the completion'", "'7'"):
+        assert part in str(stop.value)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "my_rewards.missing",
+        "my_rewards.number",
+        "no_such_module.f",
+        "length",
+        ".my_rewards.length",
+        "",
+        "broken_rewards.oops",
+        "failing_rewards.f",
+    ],
+)
+def test_a_function_that_cannot_be_imported_is_named_with_its_path(mine, path):
+    with pytest.raises(UserError, match=rf"reward\.functions\.mine={path.replace('.', '[.]')}"):
+        load_function("mine", path)
+
+
+def test_lists_of_different_lengths_are_a_fault():
+    with pytest.raises(ValueError, match="zip"):
+        Scorer({"f": "agent_tunix.tasks.rewards.format_exact"}, {})(["q"], ["a", "b"], ["7"])
