@@ -48,6 +48,8 @@ NUMBERS = {
     "norm_eps": "attention.layer_norm_rms_epsilon",
 }
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # kinds of token, numbered alike by SentencePiece and llama.cpp
+# By name, as the ids in the file say what llama.cpp stops at rather than what the tokenizer was made with.
+CONTROL_TOKENS = {"pad": "<pad>", "eos": "<eos>", "bos": "<bos>", "unk": "<unk>"}
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes it
 
 
@@ -92,22 +94,20 @@ class GgufFile:
 
         pb: Any = sentencepiece_model_pb2  # its classes are made when it is imported
         tokens, scores, kinds = (self._field(f"tokenizer.ggml.{name}") for name in ("tokens", "scores", "token_type"))
-        if not tokens or not scores or not kinds:
-            raise UserError(f"{self._path} holds no SentencePiece tokenizer.")
-        pad, end, begin, unknown = (
-            self._field(f"tokenizer.ggml.{name}_token_id") for name in ("padding", "eos", "bos", "unknown")
-        )
+        if not tokens or not scores or not kinds or not set(CONTROL_TOKENS.values()) <= set(tokens):
+            raise UserError(f"{self._path} holds no SentencePiece tokenizer of the Gemma family.")
         model = pb.ModelProto()
-        for i, (token, score, kind) in enumerate(zip(tokens, scores, kinds, strict=True)):
-            if i == unknown:
+        for token, score, kind in zip(tokens, scores, kinds, strict=True):
+            if token == CONTROL_TOKENS["unk"]:
                 kind = UNKNOWN
-            elif kind == CONTROL and i not in (pad, end, begin):
-                kind = USER_DEFINED  # llama.cpp marks all special tokens as control, SentencePiece only these three
+            elif kind == CONTROL and token not in CONTROL_TOKENS.values():
+                kind = USER_DEFINED  # llama.cpp marks all special tokens as control, SentencePiece only these
             model.pieces.add(piece=token.replace(" ", SPACE), score=score, type=kind)
         spec = model.trainer_spec
         spec.model_type, spec.byte_fallback, spec.vocab_size = pb.TrainerSpec.BPE, True, len(tokens)
-        spec.pad_id, spec.eos_id, spec.bos_id, spec.unk_id = pad, end, begin, unknown
-        spec.pad_piece, spec.eos_piece, spec.bos_piece, spec.unk_piece = (tokens[i] for i in (pad, end, begin, unknown))
+        for name, token in CONTROL_TOKENS.items():
+            setattr(spec, f"{name}_piece", token)
+            setattr(spec, f"{name}_id", tokens.index(token))
         model.normalizer_spec.name = "identity"
         model.normalizer_spec.add_dummy_prefix = False
         model.normalizer_spec.remove_extra_whitespaces = False

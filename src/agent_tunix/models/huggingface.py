@@ -151,6 +151,7 @@ def write_config(arch: Architecture, dtype: str) -> dict[str, Any]:
         "eos_token_id": 1,
         "bos_token_id": 2,
         "torch_dtype": dtype,
+        "transformers_version": "4.50.0",  # the layout's; without one transformers 5 warns of a fault of other tokenizers
     }
 
 

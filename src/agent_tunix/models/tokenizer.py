@@ -5,7 +5,6 @@ All give the same tokens. A control token that a text spells out, as Gemma's cha
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,21 +17,6 @@ from agent_tunix.models.kaggle import is_orbax
 PAD, END, BEGIN, UNKNOWN, END_OF_TURN = "<pad>", "<eos>", "<bos>", "<unk>", "<end_of_turn>"
 START_OF_TURN = "<start_of_turn>"
 JSON, MODEL = "tokenizer.json", "tokenizer.model"
-BESIDE = (
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "generation_config.json",
-    "chat_template.jinja",
-    "chat_template.json",
-)
-# Gemma's turns, for a checkpoint that comes without a template.
-CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "<start_of_turn>{{ 'model' if message['role'] == 'assistant' else 'user' }}\n"
-    "{{ message['content'] | trim }}<end_of_turn>\n"
-    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
-)
 
 
 class Tokenizer(Protocol):
@@ -111,33 +95,6 @@ def load_tokenizer(checkpoint: Path) -> Tokenizer:
         if (folder / MODEL).exists():
             return SentencePieceTokenizer((folder / MODEL).read_bytes(), folder / MODEL)
     raise UserError(f"{checkpoint} holds neither {JSON} nor {MODEL}; copy the model's tokenizer there.")
-
-
-def tokenizer_files(checkpoint: Path) -> dict[str, bytes]:
-    """The files that make a checkpoint's tokenizer one of transformers: its own, and those that it lacks."""
-    tokenizer = load_tokenizer(checkpoint)
-    files: dict[str, bytes] = {}
-    if checkpoint.suffix == ".gguf":
-        files[MODEL] = GgufFile(checkpoint).tokenizer_model()
-    else:
-        for folder in (checkpoint.parent, checkpoint) if is_orbax(checkpoint) else (checkpoint,):
-            files |= {name: (folder / name).read_bytes() for name in (JSON, MODEL, *BESIDE) if (folder / name).exists()}
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast" if JSON in files else "GemmaTokenizer",
-        "add_bos_token": True,
-        "bos_token": BEGIN,
-        "eos_token": END,
-        "pad_token": PAD,
-        "unk_token": UNKNOWN,
-        "chat_template": CHAT_TEMPLATE,
-    }
-    generation = {
-        "bos_token_id": tokenizer.begin_id,
-        "eos_token_id": list(tokenizer.end_ids),
-        "pad_token_id": tokenizer.pad_id,
-    }
-    made = {"tokenizer_config.json": config, "generation_config.json": generation}
-    return {name: (json.dumps(content, indent=2) + "\n").encode() for name, content in made.items()} | files
 
 
 def _required(token_id: int | None, token: str, path: Path) -> int:

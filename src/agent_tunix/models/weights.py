@@ -140,7 +140,8 @@ def _assemble(
         shape = _layer_shape(arch, field)
         stack = jnp.zeros((arch.num_layers, *shape), dtype)
         for layer in range(arch.num_layers):
-            stack = _write(stack, layer, tensor(tensor_name(field, layer), shape[::-1]))
+            # Waiting keeps tensors that are read faster than they are written from piling up.
+            stack = jax.block_until_ready(_write(stack, layer, tensor(tensor_name(field, layer), shape[::-1])))
         return stack
 
     return Weights(

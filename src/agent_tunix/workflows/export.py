@@ -28,7 +28,8 @@ from agent_tunix.errors import UserError
 from agent_tunix.models import huggingface
 from agent_tunix.models.lora import Adapters, Trainable, huggingface_name
 from agent_tunix.models.sources import REPOSITORY, find_checkpoint
-from agent_tunix.models.tokenizer import MODEL, tokenizer_files
+from agent_tunix.models.tokenizer import MODEL
+from agent_tunix.models.tokenizer_files import tokenizer_files
 from agent_tunix.models.weights import save_tensors, stacked_tensor
 from agent_tunix.workflows import setup
 

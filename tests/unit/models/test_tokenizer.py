@@ -1,6 +1,7 @@
 """Tokenizers of all three sources: control tokens in the text, text given back, what is broken named."""
 
 import io
+import json
 
 import gguf
 import pytest
@@ -9,6 +10,7 @@ from sentencepiece import sentencepiece_model_pb2 as pb
 
 from agent_tunix.errors import UserError
 from agent_tunix.models.tokenizer import load_tokenizer
+from agent_tunix.models.tokenizer_files import tokenizer_files
 from agent_tunix.tasks.prompts import chat_prompt
 
 TEXTS = [
@@ -55,16 +57,13 @@ def tokenizer(model, tmp_path_factory):
 
 
 def write_gguf(path, model: bytes):
-    """As llama.cpp's converter writes it: special tokens are control, runs of spaces are spaces."""
+    """As llama.cpp's converter writes it: special tokens are control, runs of spaces are spaces, some ids are left out."""
     pieces = pb.ModelProto.FromString(model).pieces
     writer = gguf.GGUFWriter(path, "gemma3")
     writer.add_token_list([p.piece.replace("▁", " ") if p.piece == "▁▁" else p.piece for p in pieces])
     writer.add_token_scores([-1000.0 if p.type != 1 else p.score for p in pieces])
     writer.add_token_types([3 if "<" in p.piece and p.type != 6 else p.type for p in pieces])
-    writer.add_pad_token_id(0)
-    writer.add_eos_token_id(1)
-    writer.add_bos_token_id(2)
-    writer.add_unk_token_id(3)
+    writer.add_eos_token_id(next(i for i, p in enumerate(pieces) if p.piece == "<end_of_turn>"))  # as chat models do
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -130,3 +129,26 @@ def test_orbax_finds_it_beside_the_folder(tmp_path, model, tokenizer):
     (tmp_path / "gemma-3").mkdir()
     (tmp_path / "gemma-3" / "_METADATA").write_text("{}")
     assert load_tokenizer(tmp_path / "gemma-3").encode("ann") == tokenizer.encode("ann")
+
+
+def test_files_to_export_name_the_tokens_that_are_written_out(tmp_path, model, tokenizer):
+    files = tokenizer_files(write_gguf(tmp_path / "model.gguf", model))
+    (tmp_path / "tokenizer.model").write_bytes(files["tokenizer.model"])
+    for text in TEXTS:
+        assert load_tokenizer(tmp_path).encode(text) == tokenizer.encode(text)
+    assert json.loads(files["generation_config.json"])["eos_token_id"] == list(tokenizer.end_ids)
+    added = json.loads(files["tokenizer_config.json"])["added_tokens_decoder"]
+    found = {token["content"]: token["special"] for token in added.values()}
+    assert all(found[token] for token in ("<start_of_turn>", "<bos>", "<unk>"))
+    assert found["\n\n"] is found["▁▁"] is False
+    assert "ann" not in found
+
+
+def test_files_of_a_folder_are_exported_as_they_are(tmp_path, model):
+    (tmp_path / "tokenizer.model").write_bytes(model)
+    (tmp_path / "tokenizer_config.json").write_text('{"mine": 1}')
+    (tmp_path / "chat_template.jinja").write_text("mine")
+    (tmp_path / "optimizer.pt").write_text("not a tokenizer")
+    files = tokenizer_files(tmp_path)
+    assert files["tokenizer_config.json"] == b'{"mine": 1}'
+    assert set(files) == {"tokenizer.model", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"}

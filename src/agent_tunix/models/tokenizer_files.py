@@ -1,0 +1,77 @@
+"""The files that carry a checkpoint's tokenizer to transformers, vLLM and llama.cpp: its own, and those that it lacks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from agent_tunix.models import tokenizer as tk
+from agent_tunix.models.gguf import CONTROL, USER_DEFINED, GgufFile
+from agent_tunix.models.kaggle import is_orbax
+
+CONFIG, GENERATION = "tokenizer_config.json", "generation_config.json"
+COPIED = (
+    tk.JSON,
+    tk.MODEL,
+    CONFIG,
+    GENERATION,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+# Gemma's turns, for a checkpoint that comes without a template.
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "<start_of_turn>{{ 'model' if message['role'] == 'assistant' else 'user' }}\n"
+    "{{ message['content'] | trim }}<end_of_turn>\n"
+    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+
+
+def tokenizer_files(checkpoint: Path) -> dict[str, bytes]:
+    """Every file by its name. Generation stops at the end of a turn, as in training."""
+    tokenizer = tk.load_tokenizer(checkpoint)
+    files = _own_files(checkpoint)
+    generation = {
+        "bos_token_id": tokenizer.begin_id,
+        "eos_token_id": list(tokenizer.end_ids),
+        "pad_token_id": tokenizer.pad_id,
+    }
+    made = {GENERATION: generation, CONFIG: _tokenizer_config(files)}
+    return {name: (json.dumps(content, indent=2) + "\n").encode() for name, content in made.items()} | files
+
+
+def _own_files(checkpoint: Path) -> dict[str, bytes]:
+    if checkpoint.suffix == ".gguf":
+        return {tk.MODEL: GgufFile(checkpoint).tokenizer_model()}
+    folders = (checkpoint.parent, checkpoint) if is_orbax(checkpoint) else (checkpoint,)
+    return {name: (folder / name).read_bytes() for folder in folders for name in COPIED if (folder / name).exists()}
+
+
+def _tokenizer_config(files: dict[str, bytes]) -> dict[str, Any]:
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast" if tk.JSON in files else "GemmaTokenizer",
+        "add_bos_token": True,
+        "bos_token": tk.BEGIN,
+        "eos_token": tk.END,
+        "pad_token": tk.PAD,
+        "unk_token": tk.UNKNOWN,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    return config | ({"added_tokens_decoder": _added_tokens(files[tk.MODEL])} if tk.MODEL in files else {})
+
+
+def _added_tokens(model: bytes) -> dict[str, dict[str, Any]]:
+    """Tokens that are found in a text before it is cut into pieces. llama.cpp's converter learns of them here only."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    pb: Any = sentencepiece_model_pb2  # its classes are made when it is imported
+    special = {tk.PAD, tk.BEGIN, tk.END, tk.UNKNOWN, tk.START_OF_TURN, tk.END_OF_TURN}
+    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+    return {
+        str(i): {"content": piece.piece, **flags, "special": piece.piece in special}
+        for i, piece in enumerate(pb.ModelProto.FromString(model).pieces)
+        if piece.type in (CONTROL, USER_DEFINED) or piece.piece in special
+    }
