@@ -34,11 +34,24 @@ def validate(composed: DictConfig | Mapping[str, Any], kind: type[C]) -> C:
     """Resolves and checks a configuration; raises one UserError that lists every fault."""
     try:
         container = OmegaConf.to_container(composed, resolve=True) if OmegaConf.is_config(composed) else dict(composed)
-        return kind.model_validate(container)
     except OmegaConfBaseException as fault:
         raise UserError(f"The configuration does not resolve: {fault}") from fault
+    impossible = list(_impossible(container))
+    try:
+        config = kind.model_validate(container)
     except ValidationError as faults:
-        raise UserError(report(list(_lines(faults, kind)))) from faults
+        raise UserError(report([*_lines(faults, kind), *impossible])) from faults
+    if impossible:
+        raise UserError(report(impossible))
+    return config
+
+
+def _impossible(container: Any) -> Iterable[str]:
+    """Faults between sections. They are looked for in the raw values, so that a fault elsewhere does not hide them."""
+    rate = container.get("optimizer", {}).get("learning_rate")
+    lr_min = container.get("scheduler", {}).get("lr_min")
+    if isinstance(rate, int | float) and isinstance(lr_min, int | float) and lr_min > rate > 0:
+        yield f"scheduler.lr_min={_shown(lr_min)} is above optimizer.learning_rate={_shown(rate)}; lower it"
 
 
 def report(lines: list[str]) -> str:
@@ -113,4 +126,4 @@ def _suggestion(key: str, known: list[str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return "null" if value is None else f"{value:.10g}" if isinstance(value, float) else str(value)

@@ -7,7 +7,7 @@ means is written once, here, and the documentation's page of keys is generated f
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -42,6 +42,14 @@ class ArchitectureSection(Section):
     rope_global_factor: float = Field(gt=0, description="Positions of global layers are divided by this.")
     norm_eps: float = Field(gt=0, description="Added to the mean square in RMSNorm.")
 
+    @model_validator(mode="after")
+    def _heads_divide(self) -> ArchitectureSection:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} is odd; RoPE turns pairs")
+        return self
+
 
 class ModelSection(Section):
     model_family: Literal["gemma3"] = Field(description="Architecture family.")
@@ -56,7 +64,7 @@ class ModelSection(Section):
     lora_module_path: str = Field(
         description="Regular expression over Hugging Face module names; modules it finds are adapted."
     )
-    mesh_shape: list[list[int] | list[str]] = Field(description="Devices by axis and the names of the axes.")
+    mesh_shape: list[Any] = Field(description="Devices by axis and the names of the axes.")
     architecture: ArchitectureSection = Field(description="Numbers of the architecture.")
 
     @field_validator("lora_module_path")
@@ -67,7 +75,7 @@ class ModelSection(Section):
 
     @field_validator("mesh_shape")
     @classmethod
-    def _one_device(cls, mesh: list) -> list:
+    def _one_device(cls, mesh: list[Any]) -> list[Any]:
         if mesh != [[1, 1], ["fsdp", "tp"]]:
             raise ValueError("must be [[1,1],[fsdp,tp]]: this version runs on one device")
         return mesh
@@ -126,7 +134,7 @@ class TrainingSection(Section):
         description="Prompts whose completions go through the model at once; memory grows with it."
     )
     num_batches: Positive | None = Field(description="Batches an epoch, at most what the data holds; null: all of it.")
-    num_epochs: Positive = Field(description="Passes over those batches, each in a new order.")
+    num_epochs: Positive = Field(description="Epochs; each takes its batches from the training split in a new order.")
     train_fraction: float = Field(
         gt=0, le=1, description="Share of the training data used; the rest is kept for validation."
     )
@@ -203,15 +211,6 @@ class Config(Section):
     data: DataSection
     reward: RewardSection
     evaluation: EvaluationSection
-
-    @model_validator(mode="after")
-    def _rates_in_order(self) -> Config:
-        if self.scheduler.lr_min > self.optimizer.learning_rate:
-            raise ValueError(
-                f"scheduler.lr_min={self.scheduler.lr_min:g} is above optimizer.learning_rate="
-                f"{self.optimizer.learning_rate:g}; lower scheduler.lr_min or raise the rate"
-            )
-        return self
 
 
 class InferenceSection(Section):

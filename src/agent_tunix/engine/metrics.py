@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import time
@@ -155,4 +156,6 @@ def peak_memory_gb() -> float:
 
 
 def _line(record: Record) -> str:
-    return json.dumps(record, ensure_ascii=False) + "\n"
+    """Strict JSON has no NaN: what is not finite is written as null."""
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+    return json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n"

@@ -13,6 +13,7 @@ import io
 import json
 import random
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,7 @@ def _read(file: Path) -> Numbered:
         raise UserError(f"data.path={file}: the format is not known; give a .jsonl, .csv (both also .gz) or .parquet file.")
     try:
         yield from reader(file)
-    except OSError as fault:
+    except (OSError, EOFError, zlib.error, csv.Error) as fault:
         raise UserError(f"data.path={file} cannot be read: {fault}") from fault
 
 

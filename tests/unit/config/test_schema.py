@@ -9,6 +9,8 @@ from agent_tunix.config.load import keys
 from agent_tunix.config.schema import Config, EvaluateConfig, TrainingSection
 
 TRAINING = {
+    "method": "grpo",
+    "init_from": None,
     "batch_size": None,
     "micro_batch_size": 4,
     "num_batches": None,
