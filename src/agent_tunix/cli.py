@@ -87,7 +87,7 @@ def _resumed(folder: str) -> tuple[Config, Path]:
             raise UserError(
                 f"{override}: a resumed run keeps its own groups; only single values, as in a.b=c, can be changed."
             )
-        OmegaConf.update(saved, key, OmegaConf.create({"value": OmegaConf.create(f"value: {value}").value}).value)
+        saved.merge_with(OmegaConf.from_dotlist([f"{key}={value}"]))
     return validate(saved, Config), path
 
 

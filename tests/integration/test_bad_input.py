@@ -59,14 +59,14 @@ def test_all_faults_are_reported_together(command):
 
 def test_a_malformed_row_is_named_by_its_line(command, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"question": "Ann has 1 coins.", "answer": "1"}\n{"question": "Ann has"}\n')
-    outcome = command("train", *TINY, "data.source=jsonl", "data.path=rows.jsonl")
+    outcome = command("train", *TINY, "data=jsonl", "data.path=rows.jsonl")
     assert outcome.code == 2
     assert "rows.jsonl, line 2: no field 'answer'" in outcome.err
 
 
 def test_words_the_tiny_model_does_not_know_are_refused(command, tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "Natalia sold clips.", "answer": "1"}) + "\n")
-    outcome = command("train", *TINY, "data.source=jsonl", "data.path=rows.jsonl", "training.train_fraction=1.0")
+    outcome = command("train", *TINY, "data=jsonl", "data.path=rows.jsonl", "training.train_fraction=1.0")
     assert outcome.code == 2
     assert "does not know all words" in outcome.err
 

@@ -44,8 +44,8 @@ def asked(run):
 
 def test_transformers_and_peft_do_what_was_trained(trained):
     cfg = validate(read_config(trained / "run" / "config.yaml"), Config)
-    model = setup.load_model(cfg.model)
-    adapters, _ = export._trainable(asked(trained / "run"), cfg)
+    model = setup.load_model(cfg)
+    adapters, _ = setup.load_trained(str(trained / "run"), cfg, model)
     examples = setup.load_examples(cfg, "test", 32, model.tokenizer, print)
     prompts = setup.pad_prompts(examples, setup.prompt_width(examples), model.tokenizer)
     hidden, _ = gemma3.forward(model.weights, adapters, model.arch, prompts.tokens_PS, prompts.positions_PS)

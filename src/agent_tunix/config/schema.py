@@ -51,7 +51,7 @@ class ModelSection(Section):
         "checkpoint, a .gguf file, or kaggle:<handle>."
     )
     dtype: Literal["float32", "bfloat16"] = Field(description="Type in which the base weights are held and multiplied.")
-    lora_rank: int = Field(ge=1, description="Rank of the adapters; memory and expressiveness grow with it.")
+    lora_rank: int = Field(ge=0, description="Rank of the adapters; 0 trains all weights, with float32 masters.")
     lora_alpha: float = Field(gt=0, description="Adapters are scaled by lora_alpha / lora_rank.")
     lora_module_path: str = Field(
         description="Regular expression over Hugging Face module names; modules it finds are adapted."
@@ -113,6 +113,12 @@ class GenerationSection(Section):
 
 
 class TrainingSection(Section):
+    method: Literal["grpo", "supervised"] = Field(
+        description="Learn from rewards, or from the worked answers of the data (a warm start)."
+    )
+    init_from: str | None = Field(
+        description="Folder of a run whose trained model this one starts from and is compared with."
+    )
     batch_size: Positive | None = Field(
         description="Prompts an update; null: as micro_batch_size. More accumulates gradients."
     )
@@ -144,12 +150,11 @@ class TrainingSection(Section):
 
 
 class DataSection(Section):
-    source: Literal["arithmetic", "gsm8k", "jsonl"] = Field(
-        description="Kind of data: generated, GSM8K, or files of JSON lines."
-    )
+    source: Literal["arithmetic", "table"] = Field(description="Generated problems, or rows of questions and answers.")
     path: str | None = Field(
-        description="File, or folder with train.jsonl and test.jsonl (.gz too), or hub repository for GSM8K."
+        description="A .jsonl, .csv or .parquet file, a folder with train.* and test.* files, or a repository of the hub."
     )
+    subset: str | None = Field(description="Configuration of a hub data set, where it has several.")
     num_examples: Positive | None = Field(description="Training examples used; null: all (arithmetic needs a number).")
     question_field: str = Field(description="Field of a row that holds the question.")
     answer_field: str = Field(description="Field of a row that holds the answer.")

@@ -17,7 +17,6 @@ from tensorboardX import SummaryWriter
 from agent_tunix.engine.batch import Scored
 from agent_tunix.engine.update import UpdateStats
 from agent_tunix.tasks.datasets import Example
-from agent_tunix.types import Rollouts
 
 Record = dict[str, Any]
 
@@ -94,13 +93,9 @@ class Clock:
         return self._last - self._start
 
 
-def step_record(
-    step: int, stats: UpdateStats, mismatch_kl: jax.Array, scored: Scored, rollouts: Rollouts, clock: Clock
-) -> Record:
-    """One line of metrics.jsonl. Reading the numbers waits for the update, so its lap ends here."""
+def update_record(step: int, stats: UpdateStats) -> Record:
+    """What an update says of itself; reading the numbers waits for it."""
     numbers = jax.device_get(stats)
-    clock.lap("time/update")
-    lengths_B = np.asarray(rollouts.mask_BC).sum(axis=1)
     return {
         "step": step,
         "loss": float(numbers.loss.loss),
@@ -108,28 +103,38 @@ def step_record(
         "grad_norm": float(numbers.grad_norm),
         "update_norm": float(numbers.update_norm),
         "update_survival": float(numbers.update_survival),
-        "reward/mean": float(scored.rewards_PG.mean()),
-        "reward/std": float(scored.rewards_PG.std()),
-        **{f"reward/{name}": float(value.mean()) for name, value in scored.values.items()},
         "kl": float(numbers.loss.kl),
         "entropy": float(numbers.loss.entropy),
         "clip_fraction": float(numbers.loss.clip_fraction),
+    }
+
+
+def reward_record(scored: Scored, ended_B: jax.Array) -> Record:
+    """What a batch of completions says of the policy."""
+    return {
+        "reward/mean": float(scored.rewards_PG.mean()),
+        "reward/std": float(scored.rewards_PG.std()),
+        **{f"reward/{name}": float(value.mean()) for name, value in scored.values.items()},
         "groups/zero_variance": float((np.ptp(scored.rewards_PG, axis=1) == 0).mean()),
+        "completion/truncated": float(1 - np.asarray(ended_B).mean()),
+    }
+
+
+def cost_record(lengths_B: np.ndarray, clock: Clock) -> Record:
+    """What a batch took, up to now."""
+    return {
         "completion/length": float(lengths_B.mean()),
-        "completion/truncated": float(1 - np.asarray(rollouts.ended_B).mean()),
-        "mismatch/kl": float(mismatch_kl),
         **clock.laps,
         "tokens_per_second": float(lengths_B.sum() / clock.total()),
         "memory/peak_gb": peak_memory_gb(),
     }
 
 
-def sample_records(step: int, example: Example, scored: Scored) -> list[Record]:
+def sample_records(example: Example, scored: Scored) -> list[Record]:
     """Lines of samples.jsonl: the best and the worst completion of the batch's first prompt."""
     rewards_G = scored.rewards_PG[0]
     return [
         {
-            "step": step,
             "prompt": example.question,
             "answer": example.answer,
             "completion": scored.texts[g],

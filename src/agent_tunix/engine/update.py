@@ -65,15 +65,16 @@ def reference_logprobs(
     tokens_BC: jax.Array,
     mask_BC: jax.Array,
     weights: Weights,
+    adapters: Adapters | None,
     temperature: ArrayLike,
     *,
     arch: Architecture,
     micro_batches: int,
 ) -> jax.Array:
-    """Log-probabilities of the completions under the base model, that is, with adapters off."""
+    """Log-probabilities of the completions under the reference: the base, adapters off or those of an earlier run."""
 
     def one(part):
-        return completion_logprobs(weights, None, *part, arch=arch, temperature=temperature)[0]
+        return completion_logprobs(weights, adapters, *part, arch=arch, temperature=temperature)[0]
 
     return jax.lax.map(one, _micro_batches((prompts, tokens_BC, mask_BC), micro_batches)).reshape(tokens_BC.shape)
 

@@ -5,6 +5,7 @@ y = x W + (alpha / rank) x A B. A starts random and B zero, so a fresh adapter c
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 
@@ -39,6 +40,21 @@ def policy(base: Weights, trainable: Trainable) -> tuple[Weights, Adapters | Non
     if isinstance(trainable, Adapters):
         return base, trainable
     return jax.tree.map(lambda master, stored: master.astype(stored.dtype), trainable, base), None
+
+
+def masters(weights: Weights) -> Weights:
+    """A copy of all weights in float32, to be trained itself."""
+    return jax.tree.map(lambda w: jnp.array(w, jnp.float32), weights)
+
+
+def merge(weights: Weights, adapters: Adapters) -> Weights:
+    """The weights with the adapters' products added, in float32, and rounded once."""
+    merged = {}
+    for module, (a, b) in adapters.by_module().items():
+        stored = getattr(weights.layers, module)
+        delta = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+        merged[module] = (stored.astype(jnp.float32) + delta).astype(stored.dtype)
+    return dataclasses.replace(weights, layers=dataclasses.replace(weights.layers, **merged))
 
 
 def huggingface_name(layer: int, module: str) -> str:

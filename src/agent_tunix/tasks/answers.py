@@ -1,7 +1,10 @@
-"""Reading an answer out of a completion.
+r"""Reading an answer out of a completion.
 
 The strict answer is what stands between the answer tags of a well-formed completion; the lenient one is the last number
-anywhere. Numbers may carry thousands separators, a currency, a percent sign or a full stop.
+anywhere, or what \boxed{} holds. Much of what reinforcement learning gains is format, so both are reported.
+
+Numbers may carry thousands separators, a currency, a unit, a percent sign or a full stop, and may be fractions, mixed
+numbers, or LaTeX's \frac. A percent sign is read as a unit: 50% is 50.
 """
 
 from __future__ import annotations
@@ -12,25 +15,22 @@ import re
 from agent_tunix.tasks.prompts import ANSWER, REASONING
 
 _FORMAT = re.compile(
-    r"^\s*"
-    + REASONING[0]
-    + r"(?P<reasoning>.+?)"
-    + REASONING[1]
-    + r"\s*"
-    + ANSWER[0]
-    + r"(?P<answer>.+?)"
-    + ANSWER[1]
-    + r"\s*$",
-    re.DOTALL,
+    rf"\s*{REASONING[0]}(?P<reasoning>.+?){REASONING[1]}\s*{ANSWER[0]}(?P<answer>.+?){ANSWER[1]}\s*", re.DOTALL
 )
-_TAGGED = re.compile(ANSWER[0] + r"(.+?)" + ANSWER[1], re.DOTALL)
-_NUMBER = re.compile(r"(?<![\w.])-?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])-?\$?\.\d+")
+_TAGGED = re.compile(rf"{ANSWER[0]}(.+?){ANSWER[1]}", re.DOTALL)
+_BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
+_NUMBER = re.compile(
+    rf"(?<![\w.])(?P<sign>-?)[$€£]?(?P<sign2>-?)(?:(?P<whole>[0-9]+)\s+(?=[0-9]+/[0-9]))?"
+    rf"(?P<number>{_DIGITS})(?:[eE](?P<exponent>[+-]?[0-9]{{1,3}})(?![\w]))?(?:\s?/\s?(?P<divisor>[0-9]+(?:\.[0-9]+)?))?"
+)
 
 
 def well_formed(completion: str) -> bool:
     """One reasoning block, then one answer block, nothing else."""
     tags_once = all(completion.count(tag) == 1 for tag in REASONING + ANSWER)
-    return tags_once and _FORMAT.match(completion) is not None
+    return tags_once and _FORMAT.fullmatch(completion) is not None
 
 
 def tagged_answer(completion: str) -> str | None:
@@ -40,17 +40,24 @@ def tagged_answer(completion: str) -> str | None:
 
 
 def first_number(text: str) -> float | None:
-    match = _NUMBER.search(text)
-    return _value(match.group()) if match else None
+    """The number that an answer states: in its box, after its last equals sign, or the first one."""
+    text = _plain(text)
+    match = _NUMBER.search(text.rpartition("=")[2]) or _NUMBER.search(text)
+    return _value(match) if match else None
 
 
 def last_number(text: str) -> float | None:
-    found = _NUMBER.findall(text)
+    """The last number of a text, or the one in its last box."""
+    found = list(_NUMBER.finditer(_plain(text)))
     return _value(found[-1]) if found else None
 
 
-def _value(number: str) -> float:
-    return float(number.replace(",", "").replace("$", ""))
+def same_answer(found: str, truth: str) -> bool:
+    """Whether an answer states the truth: the same words, or the same number with no other unit than the truth's."""
+    if _words(found) == _words(truth):
+        return True
+    unit = _unit(truth)
+    return same_number(first_number(found), first_number(truth)) and (not unit or _unit(found) in ("", unit))
 
 
 def same_number(found: float | None, truth: float | None) -> bool:
@@ -61,3 +68,30 @@ def same_number(found: float | None, truth: float | None) -> bool:
 def near(found: float | None, truth: float | None) -> bool:
     """Within ten percent of the truth: what the evaluation calls partially right."""
     return found is not None and truth is not None and abs(found - truth) <= 0.1 * abs(truth)
+
+
+def _plain(text: str) -> str:
+    """LaTeX's and Unicode's ways to write a number, in ASCII; the content of the last box, where there is one."""
+    boxes = _BOXED.findall(text)
+    text = boxes[-1] if boxes else text
+    text = _FRACTION.sub(r"\1/\2", text).replace("\\$", "$").replace("\\%", "%").replace("−", "-")
+    return text.replace("\\,", "").replace("{,}", ",").replace("\\!", "")
+
+
+def _value(match: re.Match[str]) -> float:
+    number = float(match["number"].replace(",", ""))
+    if match["exponent"]:
+        number *= 10.0 ** int(match["exponent"])
+    if match["divisor"] and float(match["divisor"]):
+        number /= float(match["divisor"])
+    number += float(match["whole"] or 0)
+    return -number if match["sign"] or match["sign2"] else number
+
+
+def _unit(text: str) -> str:
+    """The words that stand beside the first number."""
+    return " ".join(re.findall(r"[^\W\d]+", _NUMBER.sub("", _plain(text), count=1).casefold()))
+
+
+def _words(text: str) -> str:
+    return " ".join(_plain(text).casefold().split()).rstrip(".")

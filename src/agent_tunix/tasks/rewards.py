@@ -32,15 +32,13 @@ def format_approximate(prompt: str, completion: str, answer: str) -> float:
 
 
 def answer_correct(prompt: str, completion: str, answer: str) -> float:
-    """1 if the completion is well formed and its answer block is the truth, as text or as a number."""
+    """1 if the completion is well formed and its answer block states the truth."""
     found = answers.tagged_answer(completion)
-    if found is None or not answers.well_formed(completion):
-        return 0.0
-    return float(found == answer or answers.same_number(answers.first_number(found), answers.first_number(answer)))
+    return float(found is not None and answers.well_formed(completion) and answers.same_answer(found, answer))
 
 
 def number_in_answer(prompt: str, completion: str, answer: str) -> float:
-    """1 if the first number in an answer block is right, whatever the rest of the completion looks like."""
+    """1 if the number in an answer block is right, whatever the rest of the completion looks like."""
     found = answers.tagged_answer(completion)
     return float(found is not None and answers.same_number(answers.first_number(found), answers.first_number(answer)))
 

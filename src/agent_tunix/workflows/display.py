@@ -46,8 +46,9 @@ class Display:
         self._console.print(text, highlight=False)
 
     def step(self, record: Record) -> None:
+        gain = f"reward {record['reward/mean']:.2f}" if "reward/mean" in record else f"loss {record['loss']:.3f}"
         line = (
-            f"reward {record['reward/mean']:.2f}  held-out {self._accuracy}  lr {record['lr']:.1e}  "
+            f"{gain}  held-out {self._accuracy}  lr {record['lr']:.1e}  "
             f"kl {record['kl']:.3f}  {record['tokens_per_second']:,.0f} tok/s"
         )
         self._progress.update(self._task, completed=record["step"], line=line)

@@ -3,6 +3,7 @@
     accuracy          well formed, and the answer block holds the truth
     partial_accuracy  the answer block's number is within 10 % of the truth
     format_accuracy   reasoning and answer in their tags, nothing else
+    lenient_accuracy  the last number anywhere is the truth
 
 With several passes, also the accuracy of the majority's answer and pass@k, the share of problems solved by at least one
 of k completions (the unbiased estimate of Chen et al., 2021, arXiv:2107.03374).
@@ -21,14 +22,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config, EvaluateConfig
-from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.metrics import Record, RunFolder
 from agent_tunix.engine.rng import Purpose, step_key
 from agent_tunix.engine.rollout import Sampling, sample
-from agent_tunix.engine.update import init_state
-from agent_tunix.errors import UserError
 from agent_tunix.models.lora import Trainable, policy
 from agent_tunix.tasks import answers, rewards
 from agent_tunix.tasks.datasets import Example, batches
@@ -68,6 +65,7 @@ def grade(examples: Sequence[Example], completions: Sequence[Sequence[str]]) -> 
         "accuracy": float(right.mean()),
         "partial_accuracy": float(np.mean([_partially_right(text, truth) for text, truth in pairs])),
         "format_accuracy": float(np.mean([answers.well_formed(text) for text, _ in pairs])),
+        "lenient_accuracy": float(np.mean([_leniently_right(text, truth) for text, truth in pairs])),
     }
     if passes > 1:
         record["majority_accuracy"] = float(
@@ -88,20 +86,23 @@ def _partially_right(completion: str, truth: str) -> bool:
     return found is not None and answers.near(answers.first_number(found), answers.first_number(truth))
 
 
+def _leniently_right(completion: str, truth: str) -> bool:
+    return answers.same_number(answers.last_number(completion), answers.first_number(truth))
+
+
 def _majority_right(completions: Sequence[str], truth: str) -> bool:
     """Whether the answer given most often (the earliest among equals) is right."""
     votes = Counter(text for text in map(answers.tagged_answer, completions) if text is not None)
     if not votes:
         return False
-    winner = votes.most_common(1)[0][0]
-    return winner == truth or answers.same_number(answers.first_number(winner), answers.first_number(truth))
+    return answers.same_answer(votes.most_common(1)[0][0], truth)
 
 
 def run(cfg: EvaluateConfig, output: Path, console: Console) -> Record:
     """`evaluate.py`: a run's checkpoint, or the base model, on the test split."""
     setup.start_device()
-    trained = _training_config(cfg)
-    model = setup.load_model(trained.model)
+    trained = setup.saved_config(cfg.run, "run") if cfg.run else cfg
+    model = setup.load_model(trained)
     trainable, step = _trainable(cfg, trained, model)
     examples = setup.load_examples(trained, "test", cfg.evaluation.num_examples, model.tokenizer, console.print)
     sampling = dataclasses.replace(
@@ -122,22 +123,12 @@ def run(cfg: EvaluateConfig, output: Path, console: Console) -> Record:
     return record
 
 
-def _training_config(cfg: EvaluateConfig) -> Config:
-    if cfg.run is None:
-        return cfg
-    path = Path(cfg.run) / "config.yaml"
-    if not path.exists():
-        raise UserError(f"run={cfg.run} is not the folder of a run: it has no config.yaml.")
-    return validate(read_config(path), Config)
-
-
 def _trainable(cfg: EvaluateConfig, trained: Config, model: setup.Model) -> tuple[Trainable | None, int]:
-    if cfg.run is None or cfg.step == 0:
+    if cfg.run is None:
         return None, 0
-    adapters = setup.new_adapters(trained.model, model.arch, step_key(trained.seed, 0, Purpose.INIT))
-    checkpoints = Checkpoints(Path(cfg.run) / "checkpoints", trained.training.max_checkpoints_to_keep)
-    state, _ = checkpoints.restore(init_state(adapters), cfg.step)
-    return state.trainable, int(state.step)
+    if cfg.step == 0:
+        return setup.earlier_adapters(trained, model), 0
+    return setup.load_trained(cfg.run, trained, model, cfg.step)
 
 
 def _table(record: Record, cfg: EvaluateConfig, trained: Config) -> Table:

@@ -23,28 +23,22 @@ import numpy as np
 from rich.console import Console
 from safetensors.numpy import save_file
 
-from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config, ExportConfig
-from agent_tunix.engine.checkpoint import Checkpoints
-from agent_tunix.engine.rng import Purpose, step_key
-from agent_tunix.engine.update import init_state
 from agent_tunix.errors import UserError
 from agent_tunix.models import huggingface
 from agent_tunix.models.lora import Adapters, Trainable, huggingface_name
 from agent_tunix.models.sources import REPOSITORY, find_checkpoint
 from agent_tunix.models.tokenizer import MODEL
 from agent_tunix.models.tokenizer_files import tokenizer_files
-from agent_tunix.models.weights import load_weights, save_tensors, stacked_tensor
+from agent_tunix.models.weights import save_tensors, stacked_tensor
 from agent_tunix.workflows import setup
 
 
 def run(cfg: ExportConfig, console: Console) -> Path:
     """`agent-tunix export`: writes the checkpoint of a run in the format asked for; returns the folder."""
-    source = Path(cfg.run) / "config.yaml"
-    if not source.exists():
-        raise UserError(f"run={cfg.run} is not the folder of a run: it has no config.yaml.")
-    trained = validate(read_config(source), Config)
-    trainable, step = _trainable(cfg, trained)
+    trained = setup.saved_config(cfg.run, "run")
+    model = setup.load_model(trained)
+    trainable, step = setup.load_trained(cfg.run, trained, model, cfg.step)
     output = Path(cfg.output) if cfg.output else Path(cfg.run) / "exports" / f"{cfg.format}-{step}"
     if output.exists():
         raise UserError(f"{output} exists already; delete it, or choose another folder with output=<folder>.")
@@ -53,19 +47,11 @@ def run(cfg: ExportConfig, console: Console) -> Path:
             _write_peft(folder, trained, trainable)
             hint = f'PeftModel.from_pretrained(base, "{output}")'
         else:
-            _write_merged(folder, trained, trainable, cfg)
+            _write_merged(folder, trained, model, trainable, cfg)
             hint = f'AutoModelForCausalLM.from_pretrained("{output}")'
             hint = f"python convert_hf_to_gguf.py {output}" if cfg.format == "gguf-ready" else hint
     console.print(f"Step {step} of {cfg.run} is written to {output}\nLoad it with: {hint}", markup=False, soft_wrap=True)
     return output
-
-
-def _trainable(cfg: ExportConfig, trained: Config) -> tuple[Trainable, int]:
-    key = step_key(trained.seed, 0, Purpose.INIT)
-    adapters = setup.new_adapters(trained.model, setup.architecture(trained.model), key)
-    checkpoints = Checkpoints(Path(cfg.run) / "checkpoints", trained.training.max_checkpoints_to_keep)
-    state, _ = checkpoints.restore(init_state(adapters), cfg.step)
-    return state.trainable, int(state.step)
 
 
 @contextmanager
@@ -87,6 +73,8 @@ def _write_peft(folder: Path, trained: Config, trainable: Trainable) -> None:
     """adapter_config.json and adapter_model.safetensors, A as [rank, in] and B as [out, rank]."""
     if not isinstance(trainable, Adapters):
         raise UserError("format=peft: this run trained all weights and has no adapters; use format=merged.")
+    if changed := _changed_base(trained):
+        raise UserError(f"format=peft: the adapters sit on weights that {changed} has changed; use format=merged.")
     checkpoint = find_checkpoint(trained.model.weights)
     multimodal = (checkpoint / "config.json").exists() and huggingface.read_config(checkpoint)["model_type"] == "gemma3"
     modules = sorted(trainable.a)
@@ -115,7 +103,16 @@ def _write_peft(folder: Path, trained: Config, trainable: Trainable) -> None:
     _write_json(folder / "adapter_config.json", config)
 
 
-def _write_merged(folder: Path, trained: Config, trainable: Trainable, cfg: ExportConfig) -> None:
+def _changed_base(trained: Config) -> str | None:
+    """The run, among those that this one goes back to, that trained all weights; its base is not the published one."""
+    while folder := trained.training.init_from:
+        trained = setup.saved_config(folder, "training.init_from")
+        if trained.model.lora_rank == 0:
+            return folder
+    return None
+
+
+def _write_merged(folder: Path, trained: Config, model: setup.Model, trainable: Trainable, cfg: ExportConfig) -> None:
     """A model that Gemma3ForCausalLM loads, with its tokenizer."""
     checkpoint = find_checkpoint(trained.model.weights)
     files = tokenizer_files(checkpoint)
@@ -124,9 +121,7 @@ def _write_merged(folder: Path, trained: Config, trainable: Trainable, cfg: Expo
             f"format=gguf-ready: {checkpoint} has no {MODEL}, which llama.cpp's converter asks for; "
             "copy the model's own there, or use format=merged."
         )
-    arch = setup.architecture(trained.model)
-    base = load_weights(checkpoint, arch, jnp.dtype(trained.model.dtype))
-    weights = base if isinstance(trainable, Adapters) else trainable
+    weights = model.weights if isinstance(trainable, Adapters) else trainable
 
     def tensor(name: str) -> jax.Array:
         value = stacked_tensor(weights, name).astype(jnp.float32)
@@ -134,7 +129,7 @@ def _write_merged(folder: Path, trained: Config, trainable: Trainable, cfg: Expo
             value = value + delta
         return value
 
-    save_tensors(folder, arch, jnp.dtype(cfg.dtype), tensor)
+    save_tensors(folder, model.arch, jnp.dtype(cfg.dtype), tensor)
     for name, content in files.items():
         (folder / name).write_bytes(content)
 

@@ -17,6 +17,7 @@ class Plan:
 
     batches_per_epoch: int
     total_batches: int
+    iterations: int
     total_steps: int
     warmup_steps: int
     schedule: Schedule
@@ -33,7 +34,8 @@ def make_plan(cfg: Config, num_examples: int) -> Plan:
         )
     per_epoch = min(training.num_batches or available, available)
     total_batches = per_epoch * training.num_epochs
-    total_steps = total_batches * cfg.grpo.num_iterations
+    iterations = cfg.grpo.num_iterations if training.method == "grpo" else 1
+    total_steps = total_batches * iterations
     horizon = cfg.scheduler.total_steps or total_steps
     warmup = cfg.scheduler.warmup_steps
     if warmup is None:
@@ -44,7 +46,8 @@ def make_plan(cfg: Config, num_examples: int) -> Plan:
             "its peak. Lower scheduler.warmup_steps or optimizer.warmup_ratio, or train longer."
         )
     rate, lr_min = cfg.optimizer.learning_rate, cfg.scheduler.lr_min
-    return Plan(per_epoch, total_batches, total_steps, warmup, schedules.warmup_cosine(rate, warmup, horizon, lr_min))
+    schedule = schedules.warmup_cosine(rate, warmup, horizon, lr_min)
+    return Plan(per_epoch, total_batches, iterations, total_steps, warmup, schedule)
 
 
 def hyperparameters(cfg: Config, plan: Plan, t: int) -> Hyperparameters:

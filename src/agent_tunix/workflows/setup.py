@@ -10,18 +10,24 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config, DataSection, ModelSection
+from agent_tunix.engine.checkpoint import Checkpoints
+from agent_tunix.engine.rng import Purpose, step_key
 from agent_tunix.engine.rollout import Sampling
+from agent_tunix.engine.update import init_state
 from agent_tunix.errors import UserError
 from agent_tunix.models.gemma3 import Architecture, Weights
-from agent_tunix.models.lora import Adapters, init_adapters, select_modules
+from agent_tunix.models.lora import Adapters, Trainable, init_adapters, masters, merge, select_modules
 from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import Tokenizer, load_tokenizer
 from agent_tunix.models.weights import load_weights, read_architecture
-from agent_tunix.tasks.datasets import Example, Row, RowFormat, arithmetic_rows, file_rows, left_pad, tokenize
+from agent_tunix.tasks.datasets import Example, arithmetic_rows, left_pad, tokenize
+from agent_tunix.tasks.tables import Row, RowFormat, read_rows
 from agent_tunix.types import Prompts
 
 Notice = Callable[[str], None]
+ROWS_NAMED = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """Examples to train on and to validate with; `prompt_width` fits every prompt, so nothing is ever recompiled for one."""
+    """Examples to train on and to validate with; `prompt_width` fits every prompt: nothing is ever recompiled for one."""
 
     train: list[Example]
     validation: list[Example]
@@ -49,7 +55,30 @@ def start_device() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
-def load_model(section: ModelSection) -> Model:
+def saved_config(folder: str, key: str) -> Config:
+    """The configuration of an earlier run, named by a key of this one."""
+    path = Path(folder) / "config.yaml"
+    if not path.exists():
+        raise UserError(f"{key}={folder}: this is not the folder of a run, it has no config.yaml.")
+    return validate(read_config(path), Config)
+
+
+def load_model(cfg: Config) -> Model:
+    """The base: a checkpoint's weights, or what an earlier run made of them, where all weights changed there or do here."""
+    model = _load_checkpoint(cfg.model)
+    if cfg.training.init_from is None:
+        return model
+    earlier = saved_config(cfg.training.init_from, "training.init_from")
+    base = load_model(earlier)
+    learnt, _ = load_trained(cfg.training.init_from, earlier, base)
+    if isinstance(learnt, Adapters):
+        weights = merge(base.weights, learnt) if cfg.model.lora_rank == 0 else base.weights
+    else:
+        weights = jax.tree.map(lambda new, old: new.astype(old.dtype), learnt, model.weights)
+    return dataclasses.replace(model, weights=weights)
+
+
+def _load_checkpoint(section: ModelSection) -> Model:
     checkpoint = find_checkpoint(section.weights)
     arch = read_architecture(checkpoint, architecture(section))
     _check_architecture(section, arch)
@@ -79,11 +108,48 @@ def _check_architecture(section: ModelSection, found: Architecture) -> None:
         )
 
 
-def new_adapters(section: ModelSection, arch: Architecture, key: jax.Array) -> Adapters:
+def new_trainable(cfg: Config, model: Model) -> Trainable:
+    """What is trained, before the first update: fresh adapters, those of an earlier run, or all weights in float32."""
+    if cfg.model.lora_rank == 0:
+        return masters(model.weights)
+    fresh = _fresh_adapters(cfg, model.arch)
+    learnt = earlier_adapters(cfg, model)
+    if learnt is None:
+        return fresh
+    if jax.tree.map(jnp.shape, learnt) != jax.tree.map(jnp.shape, fresh):
+        raise UserError(
+            f"training.init_from={cfg.training.init_from}: its adapters do not fit model.lora_rank, model.lora_alpha and "
+            "model.lora_module_path of this run; set the same ones."
+        )
+    return learnt
+
+
+def earlier_adapters(cfg: Config, model: Model) -> Adapters | None:
+    """The adapters that this run starts from, which are its reference too; None where it starts from the base."""
+    if cfg.training.init_from is None or cfg.model.lora_rank == 0:
+        return None
+    earlier = saved_config(cfg.training.init_from, "training.init_from")
+    if earlier.model.lora_rank == 0:
+        return None
+    learnt, _ = load_trained(cfg.training.init_from, earlier, model)
+    return learnt if isinstance(learnt, Adapters) else None
+
+
+def load_trained(folder: str, cfg: Config, model: Model, step: int | None = None) -> tuple[Trainable, int]:
+    """What a run has learnt by a step (default: the last), and that step."""
+    like = _fresh_adapters(cfg, model.arch) if cfg.model.lora_rank > 0 else masters(model.weights)
+    checkpoints = Checkpoints(Path(folder) / "checkpoints", cfg.training.max_checkpoints_to_keep)
+    state, _ = checkpoints.restore(init_state(like), step)
+    return state.trainable, int(state.step)
+
+
+def _fresh_adapters(cfg: Config, arch: Architecture) -> Adapters:
+    section = cfg.model
     try:
         modules = select_modules(section.lora_module_path, arch.num_layers)
     except ValueError as fault:
         raise UserError(f"model.lora_module_path={section.lora_module_path}: {fault}.") from fault
+    key = step_key(cfg.seed, 0, Purpose.INIT)
     return init_adapters(key, arch, modules, section.lora_rank, section.lora_alpha)
 
 
@@ -110,11 +176,16 @@ def _rows(cfg: Config, split: str, limit: int | None, notice: Notice) -> list[Ro
         count = round(limit * fraction) if split == "train" else limit
         return arithmetic_rows(split, count, cfg.seed)
     if data.path is None:
-        raise UserError("data.path=null: give the file or folder that holds the data.")
+        raise UserError("data.path=null: give the file, folder or hub repository that holds the data.")
     fmt = RowFormat(data.question_field, data.answer_field, data.answer_pattern, data.on_bad_row == "skip")
-    rows, bad = file_rows(data.path, split, fraction, fmt)
+    rows, bad = read_rows(data.path, data.subset, split, fraction, fmt)
     if bad:
-        notice(f"{bad} malformed rows of {data.path} are left out of the {split} split (data.on_bad_row=skip).")
+        named = "; ".join(bad[:ROWS_NAMED]) + (" ..." if len(bad) > ROWS_NAMED else "")
+        notice(f"{len(bad)} malformed rows of {data.path} are left out ({named}).")
+    if not rows and split != "train":
+        raise UserError(
+            f"training.train_fraction={fraction:g} leaves no example of {data.path} to validate with; lower it, as to 0.9."
+        )
     return rows
 
 
@@ -145,11 +216,11 @@ def pad_prompts(examples: Sequence[Example], width: int, tokenizer: Tokenizer) -
 def training_sampling(cfg: Config, tokenizer: Tokenizer) -> Sampling:
     g = cfg.generation
     return Sampling(
-        g.temperature,
-        g.top_k,
-        g.top_p,
-        g.max_generation_steps,
-        cfg.grpo.num_generations,
-        tokenizer.end_ids,
-        tokenizer.pad_id,
+        temperature=g.temperature,
+        top_k=g.top_k,
+        top_p=g.top_p,
+        max_steps=g.max_generation_steps,
+        num_generations=cfg.grpo.num_generations,
+        end_ids=tokenizer.end_ids,
+        pad_id=tokenizer.pad_id,
     )

@@ -15,43 +15,21 @@ from rich.console import Console
 
 from agent_tunix.config.load import write_config
 from agent_tunix.config.schema import Config
-from agent_tunix.engine.batch import make_batch, score, trim
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.guard import Interruption
-from agent_tunix.engine.metrics import Clock, Record, RunFolder, read_records, sample_records, step_record
-from agent_tunix.engine.rng import Purpose, step_key
-from agent_tunix.engine.rollout import Sampling, sample
-from agent_tunix.engine.update import init_state, reference_logprobs, update
-from agent_tunix.models.lora import policy
+from agent_tunix.engine.metrics import Clock, Record, RunFolder, cost_record, read_records, update_record
+from agent_tunix.engine.rng import Purpose
+from agent_tunix.engine.update import init_state, update
 from agent_tunix.tasks.datasets import Stream
 from agent_tunix.tasks.rewards import Scorer
-from agent_tunix.types import Prompts, Rollouts, TrainState
+from agent_tunix.types import TrainState
 from agent_tunix.workflows import setup
 from agent_tunix.workflows.display import Display, print_summary, shell_command
 from agent_tunix.workflows.evaluate import complete, grade
-from agent_tunix.workflows.plan import Plan, hyperparameters, make_plan
+from agent_tunix.workflows.gather import Run, gather, with_demonstrations
+from agent_tunix.workflows.plan import hyperparameters, make_plan
 
 SAMPLES_SHOWN = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """Everything that stays the same over a run."""
-
-    cfg: Config
-    model: setup.Model
-    task: setup.Task
-    plan: Plan
-    sampling: Sampling
-    scorer: Scorer
-    stream: Stream
-
-    @property
-    def micro_batches(self) -> int:
-        return self.cfg.training.prompts_per_step // self.cfg.training.micro_batch_size
-
-    def key(self, step: int, purpose: Purpose) -> jax.Array:
-        return step_key(self.cfg.seed, step, purpose)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,24 +45,29 @@ class Desk:
 def prepare(cfg: Config, console: Console) -> Run:
     """Loads what the run needs; whatever the user must mend is found here, before anything is written."""
     setup.start_device()
-    model = setup.load_model(cfg.model)
+    model = setup.load_model(cfg)
     scorer = Scorer(cfg.reward.functions, cfg.reward.weights)
     task = setup.load_task(cfg, model.tokenizer, console.print)
+    if cfg.training.method == "supervised":
+        longest = cfg.generation.max_generation_steps
+        train = with_demonstrations(task.train, model.tokenizer, longest, console.print)
+        task = dataclasses.replace(task, train=train)
     plan = make_plan(cfg, len(task.train))
     if cfg.training.num_batches and plan.batches_per_epoch < cfg.training.num_batches:
         console.print(
             f"The data holds {plan.batches_per_epoch} batches, not training.num_batches={cfg.training.num_batches}."
         )
     stream = Stream(task.train, cfg.training.prompts_per_step, plan.batches_per_epoch, cfg.seed)
-    return Run(cfg, model, task, plan, setup.training_sampling(cfg, model.tokenizer), scorer, stream)
+    sampling = setup.training_sampling(cfg, model.tokenizer)
+    return Run(cfg, model, setup.earlier_adapters(cfg, model), task, plan, sampling, scorer, stream)
 
 
 def run(cfg: Config, path: Path, console: Console) -> Record:
     """`run_training.py`: trains, or continues the run in `path`; returns the summary that it also writes there."""
     started = time.monotonic()
     r = prepare(cfg, console)
-    adapters = setup.new_adapters(cfg.model, r.model.arch, r.key(0, Purpose.INIT))
-    fresh = init_state(adapters)
+    # All of the state is put in one place, so that the second update finds it where the first did.
+    fresh = jax.device_put(init_state(setup.new_trainable(cfg, r.model)), jax.local_devices()[0])
     checkpoints = Checkpoints(path / "checkpoints", cfg.training.max_checkpoints_to_keep)
     state, position = checkpoints.restore(fresh) if checkpoints.steps() else (fresh, 0)
     folder = RunFolder(path, int(state.step))
@@ -108,51 +91,32 @@ def run(cfg: Config, path: Path, console: Console) -> Record:
 
 def train_loop(r: Run, state: TrainState, position: int, desk: Desk) -> tuple[TrainState, int]:
     """From a position in the data to its end, or to an interruption; returns the state and the position reached."""
-    training, shuffle = r.cfg.training, r.cfg.grpo.shuffle_advantages
+    training, iterations = r.cfg.training, r.plan.iterations
     for index in range(position, r.plan.total_batches):
         if desk.interruption.requested:
             return state, index
         clock = Clock()
-        examples = r.stream.batch(index)
-        prompts = setup.pad_prompts(examples, r.task.prompt_width, r.model.tokenizer)
-        weights, adapters = policy(r.model.weights, state.trainable)
-        key = r.key(index, Purpose.ROLLOUT)
-        rollouts = trim(sample(weights, adapters, prompts, key, arch=r.model.arch, sampling=r.sampling))
-        texts = [r.model.tokenizer.decode(row) for row in np.asarray(rollouts.tokens_BC)]
-        clock.lap("time/rollout")
-        scored = score(r.scorer, examples, texts, r.key(index, Purpose.SHUFFLE) if shuffle else None)
-        clock.lap("time/reward")
-        batch = make_batch(prompts, rollouts, scored.advantages_PG, reference(r, prompts, rollouts))
-        for iteration in range(r.cfg.grpo.num_iterations):
+        gathered = gather(r, state, index, clock)
+        lengths_B = np.asarray(gathered.batch.mask_BC).sum(axis=1)
+        for iteration in range(iterations):
             h = hyperparameters(r.cfg, r.plan, int(state.step) + 1)
-            state, stats = update(state, batch, r.model.weights, h, arch=r.model.arch, micro_batches=r.micro_batches)
+            state, stats = update(
+                state, gathered.batch, r.model.weights, h, arch=r.model.arch, micro_batches=r.micro_batches
+            )
             if iteration == 0:  # later, the policy has moved away from the one that sampled
-                mismatch_kl = stats.loss.mismatch_kl
-            record = step_record(int(state.step), stats, mismatch_kl, scored, rollouts, clock)
+                mismatch_kl = float(stats.loss.mismatch_kl)
+            record = update_record(int(state.step), stats) | gathered.record | {"mismatch/kl": mismatch_kl}
+            clock.lap("time/update")
+            record |= cost_record(lengths_B, clock)
             desk.folder.metrics(record)
             desk.display.step(record)
         step = int(state.step)
-        desk.folder.samples(sample_records(step, examples[0], scored))
-        if _due(training.eval_every_n_steps, step, r.cfg.grpo.num_iterations):
+        desk.folder.samples({"step": step} | sample for sample in gathered.samples)
+        if _due(training.eval_every_n_steps, step, iterations):
             evaluate_policy(r, state, desk)
-        if _due(training.save_interval_steps, step, r.cfg.grpo.num_iterations):
+        if _due(training.save_interval_steps, step, iterations):
             desk.checkpoints.save(state, index + 1)
     return state, r.plan.total_batches
-
-
-def reference(r: Run, prompts: Prompts, rollouts: Rollouts) -> jax.Array | None:
-    """The base model's log-probabilities of the completions; beta 0 costs no pass."""
-    if r.cfg.grpo.beta == 0:
-        return None
-    return reference_logprobs(
-        prompts,
-        rollouts.tokens_BC,
-        rollouts.mask_BC,
-        r.model.weights,
-        r.cfg.generation.temperature,
-        arch=r.model.arch,
-        micro_batches=r.micro_batches,
-    )
 
 
 def evaluate_policy(r: Run, state: TrainState, desk: Desk) -> list[Record]:
@@ -198,18 +162,21 @@ def _summarise(r: Run, folder: RunFolder, status: str, started: float) -> Record
             "warmup_steps": r.plan.warmup_steps,
             "total_steps": r.plan.total_steps,
         },
-        "advice": _advice(status, folder.path),
+        "advice": _advice(r.cfg, status, folder.path),
     }
     folder.summary(summary)
     return summary
 
 
-def _advice(status: str, path: Path) -> list[str]:
-    train, evaluate = shell_command("train"), shell_command("evaluate")
+def _advice(cfg: Config, status: str, path: Path) -> list[str]:
+    """The commands to try next."""
+    train, evaluate, export = (shell_command(verb) for verb in ("train", "evaluate", "export"))
     if status != "completed":
         return [f"{train} training.resume={path}"]
-    return [
-        f"{evaluate} run={path} inference_config=standard num_passes=8",
-        f"{train} +experiment=control",
-        f"{train} +experiment=quick_test --multirun optimizer.learning_rate=1e-7,1e-6,1e-5,1e-4",
-    ]
+    advice = [f"{evaluate} run={path} inference_config=standard num_passes=8", f"{export} run={path} format=peft"]
+    if cfg.training.method == "supervised":
+        return [f"{train} training.init_from={path}", *advice]
+    if cfg.model.model_size == "tiny":
+        sweep = "--multirun optimizer.learning_rate=1e-7,1e-6,1e-5,1e-4"
+        return [*advice[:1], f"{train} +experiment=control", f"{train} +experiment=quick_test {sweep}"]
+    return advice

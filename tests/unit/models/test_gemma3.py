@@ -80,7 +80,7 @@ def logits_by_hand(weights, arch, tokens):
 def test_logits_equal_a_naive_reading_of_the_paper(weights, arch, read):
     hidden, _ = read(weights, None, TOKENS, positions(TOKENS))
     want = np.stack([logits_by_hand(weights, arch, row) for row in TOKENS])
-    np.testing.assert_allclose(unembed(weights, hidden), want, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(unembed(weights, hidden), want, rtol=1e-4, atol=3e-5)
 
 
 def test_local_layers_see_a_window_and_global_layers_everything(weights, arch):
@@ -116,15 +116,6 @@ def test_left_padding_changes_nothing_whatever_tokens_it_has(weights, adapters, 
         assert np.isfinite(got).all()
 
 
-def test_reading_in_parts_equals_reading_at_once(weights, adapters, read):
-    cut = 4
-    at = positions(TOKENS)
-    whole, _ = read(weights, adapters, TOKENS, at)
-    first, past = read(weights, adapters, TOKENS[:, :cut], at[:, :cut])
-    second, _ = read(weights, adapters, TOKENS[:, cut:], at[:, cut:], (past,))
-    np.testing.assert_allclose(jnp.concatenate([first, second], axis=1), whole, rtol=1e-4, atol=1e-5)
-
-
 def test_decoding_token_by_token_into_slots_equals_reading_at_once(weights, adapters, arch, read):
     at = positions(TOKENS)
     whole, _ = read(weights, adapters, TOKENS, at)
@@ -134,18 +125,6 @@ def test_decoding_token_by_token_into_slots_equals_reading_at_once(weights, adap
         hidden, new = read(weights, adapters, TOKENS[:, t : t + 1], at[:, t : t + 1], (prompt, written))
         written = write_segment(written, new, t - 3)
         np.testing.assert_allclose(hidden[:, 0], whole[:, t], rtol=1e-4, atol=1e-5)
-
-
-def test_a_prompt_shared_by_its_group_equals_a_copy_for_each(weights, adapters, prompts, read):
-    tokens = np.random.default_rng(3).integers(0, 40, (6, 4))
-    at = jnp.repeat(prompts.positions_PS[:, -1:] + 1, 2, axis=0) + jnp.arange(4)
-
-    def completions(copies):
-        shared = jax.tree.map(lambda x: jnp.repeat(x, copies, axis=0), prompts)
-        _, past = read(weights, adapters, shared.tokens_PS, shared.positions_PS)
-        return read(weights, adapters, tokens, at, (past,))[0]
-
-    np.testing.assert_allclose(completions(1), completions(2), rtol=1e-4, atol=1e-5)
 
 
 def test_a_group_reads_its_own_prompt_and_no_other(weights, prompts, read):
@@ -181,6 +160,6 @@ def test_norms_and_logits_of_a_bfloat16_model_are_made_in_float32(weights, read)
     assert normed.dtype == jnp.bfloat16
     np.testing.assert_allclose(normed.astype(jnp.float32), 1.0, rtol=1e-2)
     weights = jax.tree.map(lambda x: x.astype(jnp.bfloat16), weights)
-    hidden, past = read(weights, None, TOKENS, positions(TOKENS))
+    hidden, past = jax.eval_shape(read, weights, None, TOKENS, positions(TOKENS))
     assert hidden.dtype == past.keys_LBSKN.dtype == jnp.bfloat16
-    assert unembed(weights, hidden).dtype == jnp.float32
+    assert jax.eval_shape(unembed, weights, hidden).dtype == jnp.float32

@@ -27,7 +27,7 @@ def hidden(weights, adapters, arch, prompts):
 
 @pytest.fixture(scope="module")
 def fresh_adapters(arch) -> Adapters:
-    return init_adapters(jax.random.key(2), arch, ATTENTION + FEED_FORWARD, rank=3, alpha=6.0)
+    return init_adapters(jax.random.key(2), arch, ("q_proj", "down_proj"), rank=3, alpha=6.0)
 
 
 def test_fresh_adapters_change_nothing(weights, fresh_adapters, arch, prompts):
@@ -36,7 +36,7 @@ def test_fresh_adapters_change_nothing(weights, fresh_adapters, arch, prompts):
 
 
 def test_fresh_adapters_are_float32_bounded_and_differ_by_layer_and_module(fresh_adapters, arch):
-    for module in ATTENTION + FEED_FORWARD:
+    for module in ("q_proj", "down_proj"):
         a, b = fresh_adapters.a[module], fresh_adapters.b[module]
         fan_in, fan_out = module_shape(arch, module)
         assert a.shape == (4, fan_in, 3)
@@ -45,7 +45,7 @@ def test_fresh_adapters_are_float32_bounded_and_differ_by_layer_and_module(fresh
         assert (b == 0).all()
         assert 0.9 * fan_in**-0.5 < jnp.abs(a).max() <= fan_in**-0.5
         assert not np.array_equal(a[0], a[1])
-    assert not np.array_equal(fresh_adapters.a["q_proj"], fresh_adapters.a["k_proj"])
+    assert not np.array_equal(fresh_adapters.a["q_proj"][:, :16], fresh_adapters.a["down_proj"][:, :16])
 
 
 def test_adapters_equal_the_base_with_their_product_added(weights, adapters, arch, prompts):

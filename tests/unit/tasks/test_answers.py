@@ -69,6 +69,20 @@ def test_malformed_completions(completion):
         ("x2 y", None, None),
         ("12apples", 12, 12),
         ("a=-7", -7, -7),
+        ("10 - 3", 10, 3),
+        ("\u22127", -7, -7),
+        ("$-5", -5, -5),
+        ("€1,250.75 each", 1250.75, 1250.75),
+        ("3/4", 0.75, 0.75),
+        ("1 1/2 cups", 1.5, 1.5),
+        (r"\frac{3}{4}", 0.75, 0.75),
+        (r"so \boxed{\dfrac{1}{2}} of 9", 0.5, 0.5),
+        (r"\boxed{1{,}234}", 1234, 1234),
+        (r"\$18", 18, 18),
+        (r"25\%", 25, 25),
+        ("x = 3 + 4 = 7 apples", 7, 7),
+        ("2.5e3", 2500, 2500),
+        ("1/0", 1, 1),
     ],
 )
 def test_numbers(text, first, last):
@@ -101,3 +115,25 @@ def test_the_tagged_answer_is_the_first_block_without_the_space_around_it():
 def test_same_and_near(found, truth, same, near):
     assert answers.same_number(found, truth) is same
     assert answers.near(found, truth) is near
+
+
+@pytest.mark.parametrize(
+    ("found", "truth", "same"),
+    [
+        ("18", "18", True),
+        ("18 dollars", "18", True),
+        ("$18.00", "18", True),
+        ("18", "18 km", True),
+        ("18 km.", "18 km", True),
+        ("18 miles", "18 km", False),
+        ("19", "18", False),
+        ("Paris.", "paris", True),
+        ("London", "Paris", False),
+        ("London 2024", "Paris 2024", False),
+        ("0.5", "1/2", True),
+        ("no number", "18", False),
+        (r"\boxed{18}", "18", True),
+    ],
+)
+def test_an_answer_states_the_truth(found, truth, same):
+    assert answers.same_answer(found, truth) is same

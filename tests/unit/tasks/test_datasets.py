@@ -1,109 +1,24 @@
 from __future__ import annotations
 
-import gzip
-import json
-
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
 
-from agent_tunix.errors import UserError
 from agent_tunix.tasks.datasets import (
     Example,
-    Row,
-    RowFormat,
     Stream,
     arithmetic_rows,
     batches,
-    file_rows,
     left_pad,
     right_pad,
     tokenize,
 )
-
-PLAIN = RowFormat("question", "answer", None, skip_bad_rows=False)
-LENIENT = RowFormat("question", "answer", None, skip_bad_rows=True)
-GSM8K = RowFormat("question", "answer", r"####\s*(.+?)\s*$", skip_bad_rows=False)
-
-
-def lines(*rows) -> str:
-    return "".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows)
+from agent_tunix.tasks.tables import Row
 
 
 def examples(count: int) -> list[Example]:
     return [Example(str(i), str(i), (i,)) for i in range(count)]
-
-
-@pytest.fixture
-def file(tmp_path):
-    """Ten rows."""
-    path = tmp_path / "data.jsonl"
-    path.write_text(lines(*({"question": f"q{i}", "answer": i} for i in range(10))))
-    return str(path)
-
-
-def test_a_file_is_cut_into_training_and_validation_and_nothing_is_in_both(file):
-    train, validation, test = (file_rows(file, split, 0.7, PLAIN)[0] for split in ("train", "validation", "test"))
-    assert [row.question for row in train] == [f"q{i}" for i in range(7)]
-    assert [row.question for row in validation] == ["q7", "q8", "q9"]
-    assert test == validation
-    assert train[3] == Row("q3", "3")
-
-
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_a_folder_has_a_file_for_training_and_one_for_the_test(tmp_path, suffix):
-    opener = gzip.open if suffix else open
-    for name in ("train", "test"):
-        with opener(tmp_path / f"{name}.jsonl{suffix}", "wt", encoding="utf-8") as out:
-            out.write(lines(*({"question": f"{name} {i}", "answer": "ü"} for i in range(4))))
-    train, validation, test = (file_rows(str(tmp_path), split, 0.5, PLAIN)[0] for split in ("train", "validation", "test"))
-    assert [row.question for row in train + validation] == ["train 0", "train 1", "train 2", "train 3"]
-    assert len(train) == len(validation) == 2
-    assert [row.question for row in test] == ["test 0", "test 1", "test 2", "test 3"]
-    assert test[0].answer == "ü"
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"data\.path=.*nowhere.*train\.jsonl"):
-        file_rows(str(tmp_path / "nowhere"), "train", 0.9, PLAIN)
-
-
-BAD_ROWS = [
-    ('{"question": "q"', "not JSON"),
-    ("[1, 2]", "not a JSON object"),
-    ('{"question": "q"}', "no field 'answer'; the row has question"),
-    ('{"question": "q", "answer": null}', "no field 'answer'"),
-    ('{"question": "  ", "answer": "a"}', "no field 'question'"),
-    ("{}", "no fields"),
-    (b'{"question": "\xff", "answer": "a"}', "utf-8"),
-]
-
-
-@pytest.mark.parametrize(("row", "fault"), BAD_ROWS, ids=str)
-def test_a_malformed_row_stops_with_its_line_and_fault_or_is_counted(tmp_path, row, fault):
-    path = tmp_path / "data.jsonl"
-    good = b'{"question": "q", "answer": "a"}\n'
-    path.write_bytes(good + b"\n" + (row if isinstance(row, bytes) else row.encode()) + b"\n" + good)
-    with pytest.raises(UserError) as stop:
-        file_rows(str(path), "train", 1.0, PLAIN)
-    for part in (f"{path}, line 3:", fault, "data.on_bad_row=skip"):
-        assert part in str(stop.value)
-    assert file_rows(str(path), "train", 1.0, LENIENT) == ([Row("q", "a"), Row("q", "a")], 1)
-
-
-def test_the_pattern_cuts_the_final_answer_out_of_a_worked_one(tmp_path):
-    path = tmp_path / "data.jsonl"
-    path.write_text(lines({"question": " q ", "answer": "3 + 4 = 7\n#### 1,007 \n"}))
-    assert file_rows(str(path), "train", 1.0, GSM8K) == ([Row("q", "1,007")], 0)
-
-
-@pytest.mark.parametrize("pattern", [r"####\s*(.+?)\s*$", "(x)?7", "#+(y)|7"])
-def test_an_answer_the_pattern_does_not_cut_is_a_malformed_row(tmp_path, pattern):
-    path = tmp_path / "data.jsonl"
-    path.write_text(lines({"question": "q", "answer": "7"}))
-    with pytest.raises(UserError, match=r"line 1: the answer does not fit data\.answer_pattern"):
-        file_rows(str(path), "train", 1.0, RowFormat("question", "answer", pattern, skip_bad_rows=False))
 
 
 def test_prompts_over_the_limit_are_dropped_and_counted():

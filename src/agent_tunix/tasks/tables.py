@@ -1,0 +1,170 @@
+"""Rows of questions and answers from JSON lines, CSV, parquet, or a data set of the Hugging Face hub.
+
+A place is a file, a folder with train.* and test.* files, or the name of a hub repository. Validation is a share of the
+training rows, drawn once and for all; where there is no test split, validation stands in for it.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import gzip
+import io
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from agent_tunix.errors import UserError
+
+Numbered = Iterator[tuple[int, Any]]
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+EXTRA = "pip install 'agent-tunix[datasets]'"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A question, its true answer, and the worked answer that leads to it, where there is one."""
+
+    question: str
+    answer: str
+    worked: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class RowFormat:
+    """How a row is read; `answer_pattern`'s first group cuts the final answer out of a worked one."""
+
+    question_field: str
+    answer_field: str
+    answer_pattern: str | None
+    skip_bad_rows: bool
+
+
+def read_rows(
+    place: str, subset: str | None, split: str, train_fraction: float, fmt: RowFormat
+) -> tuple[list[Row], list[str]]:
+    """The rows of a split, in an order that does not change, and what was wrong with those that were skipped."""
+    if split == "test":
+        found = _open(place, subset, "test")
+        if found is not None:
+            return _parse(*found, fmt)
+    found = _open(place, subset, "train")
+    if found is None:
+        raise UserError(f"data.path={place}: there is no train.jsonl, train.csv or train.parquet in this folder.")
+    rows, bad = _parse(*found, fmt)
+    random.Random(0).shuffle(rows)
+    cut = round(len(rows) * train_fraction)
+    return (rows[:cut], bad) if split == "train" else (rows[cut:], bad)
+
+
+def _parse(name: str, numbered: Numbered, fmt: RowFormat) -> tuple[list[Row], list[str]]:
+    rows, bad = [], []
+    for number, raw in numbered:
+        try:
+            rows.append(_row(raw, fmt))
+        except ValueError as fault:
+            if not fmt.skip_bad_rows:
+                raise UserError(
+                    f"{name}, line {number}: {fault}.\nMend the row, or skip such rows with data.on_bad_row=skip."
+                ) from fault
+            bad.append(f"line {number}: {fault}")
+    return rows, bad
+
+
+def _row(raw: Any, fmt: RowFormat) -> Row:
+    if isinstance(raw, bytes):
+        try:
+            raw = json.loads(raw.decode("utf-8"))
+        except json.JSONDecodeError as fault:
+            raise ValueError(f"not JSON ({fault})") from fault
+    if not isinstance(raw, dict):
+        raise ValueError("not a JSON object")
+    for field in (fmt.question_field, fmt.answer_field):
+        if raw.get(field) is None or not str(raw[field]).strip():
+            raise ValueError(f"no field '{field}'; the row has {', '.join(map(str, raw)) or 'no fields'}")
+    question, text = str(raw[fmt.question_field]).strip(), str(raw[fmt.answer_field]).strip()
+    if fmt.answer_pattern is None:
+        return Row(question, text)
+    match = re.search(fmt.answer_pattern, text)
+    if match is None or match.group(1) is None:
+        raise ValueError(f"the answer does not fit data.answer_pattern={fmt.answer_pattern}")
+    return Row(question, match.group(1), _without_annotations(text[: match.start()]))
+
+
+def _without_annotations(worked: str) -> str:
+    """GSM8K's worked answers carry calculator marks such as <<3+4=7>>."""
+    return re.sub(r"<<[^<>]*>>", "", worked).strip()
+
+
+def _open(place: str, subset: str | None, name: str) -> tuple[str, Numbered] | None:
+    """What to call the rows of a split in messages, and the rows; None where the place has no such split."""
+    path = Path(place).expanduser()
+    if path.is_file():
+        return (str(path), _read(path)) if name == "train" else None
+    if path.is_dir():
+        files = [file for file in sorted(path.iterdir()) if file.name.split(".")[0] == name and _reader(file)]
+        return (str(files[0]), _read(files[0])) if files else None
+    if not REPOSITORY.fullmatch(place) or _reader(path):
+        raise UserError(f"data.path={place}: there is no such file or folder.")
+    return _from_hub(place, subset, name)
+
+
+def _read(file: Path) -> Numbered:
+    reader = _reader(file)
+    if reader is None:
+        raise UserError(f"data.path={file}: the format is not known; give a .jsonl, .csv (both also .gz) or .parquet file.")
+    try:
+        yield from reader(file)
+    except OSError as fault:
+        raise UserError(f"data.path={file} cannot be read: {fault}") from fault
+
+
+def _reader(file: Path) -> Callable[[Path], Numbered] | None:
+    suffix = Path(file.stem).suffix if file.suffix == ".gz" else file.suffix
+    return {".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}.get(suffix)
+
+
+def _bytes(file: Path) -> Any:
+    return gzip.open(file, "rb") if file.suffix == ".gz" else open(file, "rb")
+
+
+def _jsonl(file: Path) -> Numbered:
+    with _bytes(file) as lines:
+        yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+
+
+def _csv(file: Path) -> Numbered:
+    with _bytes(file) as raw:
+        reader = csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8-sig", newline=""))
+        yield from ((reader.line_num, row) for row in reader)
+
+
+def _parquet(file: Path) -> Numbered:
+    try:
+        import pyarrow.parquet
+    except ImportError as fault:
+        raise UserError(f"data.path={file}: parquet files need pyarrow; {EXTRA}") from fault
+    table = pyarrow.parquet.ParquetFile(file)
+    rows = (row for batch in table.iter_batches() for row in batch.to_pylist())
+    yield from enumerate(rows, 1)
+
+
+def _from_hub(repository: str, subset: str | None, name: str) -> tuple[str, Numbered] | None:
+    try:
+        import datasets
+    except ImportError as fault:
+        raise UserError(
+            f"data.path={repository}: no such file or folder, and data sets of the hub need another package; {EXTRA}\n"
+            "Or give a file or folder that holds the data: data.path=<folder with train.jsonl and test.jsonl>"
+        ) from fault
+    try:
+        splits = datasets.load_dataset(repository, subset)
+    except Exception as fault:
+        raise UserError(
+            f"data.path={repository}: the Hugging Face hub did not give it ({type(fault).__name__}: {fault}).\n"
+            "Or give a file or folder that holds the data: data.path=<folder with train.jsonl and test.jsonl>"
+        ) from fault
+    return (f"{repository} ({name})", enumerate(splits[name], 1)) if name in splits else None

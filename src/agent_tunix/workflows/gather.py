@@ -1,0 +1,123 @@
+"""Where a batch comes from: completions of the policy with their rewards, or demonstrations from the data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agent_tunix.config.schema import Config
+from agent_tunix.engine.batch import bucket, make_batch, score, trim
+from agent_tunix.engine.metrics import Clock, Record, reward_record, sample_records
+from agent_tunix.engine.rng import Purpose, step_key
+from agent_tunix.engine.rollout import Sampling, sample
+from agent_tunix.engine.update import reference_logprobs
+from agent_tunix.errors import UserError
+from agent_tunix.models.lora import Adapters, policy
+from agent_tunix.models.tokenizer import Tokenizer
+from agent_tunix.tasks.datasets import Example, Stream, right_pad
+from agent_tunix.tasks.prompts import demonstration
+from agent_tunix.tasks.rewards import Scorer
+from agent_tunix.types import Batch, Prompts, Rollouts, TrainState
+from agent_tunix.workflows import setup
+from agent_tunix.workflows.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Everything that stays the same over a run."""
+
+    cfg: Config
+    model: setup.Model
+    reference: Adapters | None
+    task: setup.Task
+    plan: Plan
+    sampling: Sampling
+    scorer: Scorer
+    stream: Stream
+
+    @property
+    def micro_batches(self) -> int:
+        return self.cfg.training.prompts_per_step // self.cfg.training.micro_batch_size
+
+    def key(self, step: int, purpose: Purpose) -> jax.Array:
+        return step_key(self.cfg.seed, step, purpose)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathered:
+    """A batch to learn from, with what is to be said of it."""
+
+    batch: Batch
+    record: Record
+    samples: list[Record]
+
+
+def gather(r: Run, state: TrainState, index: int, clock: Clock) -> Gathered:
+    """The batch at a position of the stream."""
+    examples = r.stream.batch(index)
+    prompts = setup.pad_prompts(examples, r.task.prompt_width, r.model.tokenizer)
+    if r.cfg.training.method == "supervised":
+        return _demonstrations(r, examples, prompts)
+    return _rollouts(r, state, examples, prompts, index, clock)
+
+
+def _rollouts(
+    r: Run, state: TrainState, examples: Sequence[Example], prompts: Prompts, index: int, clock: Clock
+) -> Gathered:
+    weights, adapters = policy(r.model.weights, state.trainable)
+    key = r.key(index, Purpose.ROLLOUT)
+    rollouts = trim(sample(weights, adapters, prompts, key, arch=r.model.arch, sampling=r.sampling))
+    texts = [r.model.tokenizer.decode(row) for row in np.asarray(rollouts.tokens_BC)]
+    clock.lap("time/rollout")
+    shuffle_key = r.key(index, Purpose.SHUFFLE) if r.cfg.grpo.shuffle_advantages else None
+    scored = score(r.scorer, examples, texts, shuffle_key)
+    clock.lap("time/reward")
+    batch = make_batch(prompts, rollouts, scored.advantages_PG, _reference(r, prompts, rollouts))
+    return Gathered(batch, reward_record(scored, rollouts.ended_B), sample_records(examples[0], scored))
+
+
+def _reference(r: Run, prompts: Prompts, rollouts: Rollouts) -> jax.Array | None:
+    """The reference's log-probabilities of the completions; beta 0 costs no pass."""
+    if r.cfg.grpo.beta == 0:
+        return None
+    return reference_logprobs(
+        prompts,
+        rollouts.tokens_BC,
+        rollouts.mask_BC,
+        r.model.weights,
+        r.reference,
+        r.cfg.generation.temperature,
+        arch=r.model.arch,
+        micro_batches=r.micro_batches,
+    )
+
+
+def _demonstrations(r: Run, examples: Sequence[Example], prompts: Prompts) -> Gathered:
+    """Worked answers as completions of advantage 1: the update then is maximum likelihood."""
+    ids = [demonstration_ids(example, r.model.tokenizer) for example in examples]
+    width = bucket(max(map(len, ids)), r.sampling.max_steps)
+    tokens_BC, mask_BC = right_pad(ids, width, r.model.tokenizer.pad_id)
+    batch = Batch(prompts, jnp.asarray(tokens_BC), jnp.asarray(mask_BC), None, None, jnp.ones(len(examples)))
+    shown = {"prompt": examples[0].question, "answer": examples[0].answer, "completion": r.model.tokenizer.decode(ids[0])}
+    return Gathered(batch, {}, [shown])
+
+
+def demonstration_ids(example: Example, tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode(demonstration(example.worked, example.answer))
+
+
+def with_demonstrations(examples: list[Example], tokenizer: Tokenizer, longest: int, notice: setup.Notice) -> list[Example]:
+    """The examples that have a worked answer of at most `longest` tokens; says how many have not."""
+    kept = [e for e in examples if e.worked and len(demonstration_ids(e, tokenizer)) <= longest]
+    if not kept:
+        raise UserError(
+            "training.method=supervised: no example has a worked answer that fits generation.max_generation_steps="
+            f"{longest}. A worked answer is what stands before data.answer_pattern in data.answer_field."
+        )
+    if len(kept) < len(examples):
+        notice(f"{len(examples) - len(kept)} of {len(examples)} examples have no worked answer of at most {longest} tokens.")
+    return kept

@@ -1,0 +1,71 @@
+"""The other ways to begin: a supervised warm start, a run that goes on from another, and training all weights."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agent_tunix.engine.metrics import read_records
+
+SMALL = ["model=gemma3_tiny", "evaluation.num_examples=64", "optimizer.learning_rate=1e-5"]
+
+
+def evals(tmp_path, run: str) -> list[dict]:
+    return [record for record in read_records(tmp_path / run / "evals.jsonl") if record["split"] == "validation"]
+
+
+@pytest.fixture
+def warm(command, tmp_path):
+    outcome = command("train", "+experiment=warm_start", *SMALL, "training.num_batches=20", "hydra.run.dir=warm")
+    assert outcome.code == 0, outcome.err
+    assert "training.init_from=warm" in outcome.out
+    return "warm"
+
+
+def test_demonstrations_teach_and_grpo_goes_on_from_them(command, tmp_path, warm):
+    before, after = evals(tmp_path, warm)
+    assert after["accuracy"] >= before["accuracy"] + 0.4
+    losses = [record["loss"] for record in read_records(tmp_path / warm / "metrics.jsonl")]
+    assert losses[-1] < 0.5 * losses[0]
+
+    outcome = command("train", *SMALL, f"training.init_from={warm}", "training.num_batches=1", "hydra.run.dir=next")
+    assert outcome.code == 0, outcome.err
+    assert evals(tmp_path, "next")[0]["accuracy"] == after["accuracy"]
+    assert read_records(tmp_path / "next" / "metrics.jsonl")[0]["kl"] == pytest.approx(0, abs=1e-6)
+    assert command("evaluate", "run=next", "step=0", "evaluation.num_examples=64").code == 0
+    assert read_records(tmp_path / "next" / "evals.jsonl")[-1]["accuracy"] > before["accuracy"] + 0.3
+
+
+def test_adapters_of_another_shape_are_refused(command, warm):
+    outcome = command("train", *SMALL, f"training.init_from={warm}", "model.lora_rank=4")
+    assert outcome.code == 2
+    assert "do not fit model.lora_rank" in outcome.err
+
+
+def test_all_weights_train_resume_and_serve_as_a_base(command, tmp_path, warm):
+    full = [*SMALL, "model.lora_rank=0", "optimizer.learning_rate=1e-3", "training.num_batches=2"]
+    outcome = command("train", *full, "hydra.run.dir=full")
+    assert outcome.code == 0, outcome.err
+    records = read_records(tmp_path / "full" / "metrics.jsonl")
+    assert records[0]["kl"] == pytest.approx(0, abs=1e-6)
+    assert records[0]["update_survival"] > 0.9
+    assert command("train", "training.resume=full", "training.num_epochs=2").code == 0
+    assert json.loads((tmp_path / "full" / "summary.json").read_text())["steps"] == 4
+
+    outcome = command("train", *SMALL, "training.init_from=full", "training.num_batches=1", "hydra.run.dir=over")
+    assert outcome.code == 0, outcome.err
+    assert evals(tmp_path, "over")[0]["accuracy"] == evals(tmp_path, "full")[-1]["accuracy"]
+
+    outcome = command("train", *full, f"training.init_from={warm}", "hydra.run.dir=merged")
+    assert outcome.code == 0, outcome.err
+    assert evals(tmp_path, "merged")[0]["accuracy"] == evals(tmp_path, warm)[-1]["accuracy"]
+
+
+def test_data_without_worked_answers_cannot_be_imitated(command, tmp_path):
+    rows = [{"question": f"Ann has {i} coins.", "answer": i} for i in range(20)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = ["data=jsonl", "data.path=rows.jsonl", "data.system_prompt=''"]
+    outcome = command("train", "+experiment=warm_start", *SMALL, *data)
+    assert outcome.code == 2
+    assert "no example has a worked answer" in outcome.err

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import sys
+import types
+
+import pytest
+
+from agent_tunix.errors import UserError
+from agent_tunix.tasks.tables import Row, RowFormat, read_rows
+
+PLAIN = RowFormat("question", "answer", None, skip_bad_rows=False)
+LENIENT = RowFormat("question", "answer", None, skip_bad_rows=True)
+GSM8K = RowFormat("question", "answer", r"####\s*(.+?)\s*$", skip_bad_rows=False)
+SPLITS = ("train", "validation", "test")
+
+
+def lines(*rows) -> str:
+    return "".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows)
+
+
+def questions(place, split, fraction=0.7) -> list[str]:
+    return [row.question for row in read_rows(str(place), None, split, fraction, PLAIN)[0]]
+
+
+@pytest.fixture
+def ten(tmp_path):
+    """A file of ten rows."""
+    path = tmp_path / "data.jsonl"
+    path.write_text(lines(*({"question": f"q{i}", "answer": i} for i in range(10))))
+    return path
+
+
+def test_a_file_is_cut_into_training_and_validation_and_nothing_is_in_both(ten):
+    train, validation, test = (questions(ten, split) for split in SPLITS)
+    assert len(train) == 7
+    assert sorted(train + validation) == [f"q{i}" for i in range(10)]
+    assert test == validation
+    assert train == questions(ten, "train")
+
+
+def test_the_cut_does_not_follow_the_order_of_the_file(ten):
+    assert questions(ten, "train") != [f"q{i}" for i in range(7)]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".csv", ".csv.gz"])
+def test_a_folder_has_a_file_for_training_and_one_for_the_test(tmp_path, suffix):
+    opener = gzip.open if suffix.endswith(".gz") else open
+    for name in ("train", "test"):
+        with opener(tmp_path / f"{name}{suffix}", "wt", encoding="utf-8", newline="") as out:
+            rows = [{"question": f"{name}, {i}", "answer": "ü"} for i in range(4)]
+            if "csv" in suffix:
+                writer = csv.DictWriter(out, ["question", "answer"])
+                writer.writeheader()
+                writer.writerows(rows)
+            else:
+                out.write(lines(*rows))
+    train, validation, test = (questions(tmp_path, split, 0.5) for split in SPLITS)
+    assert sorted(train + validation) == [f"train, {i}" for i in range(4)]
+    assert len(train) == len(validation) == 2
+    assert test == [f"test, {i}" for i in range(4)]
+    assert read_rows(str(tmp_path), None, "test", 0.5, PLAIN)[0][0].answer == "ü"
+
+
+def test_parquet(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow comes with the extra `datasets`")
+    import pyarrow
+
+    parquet.write_table(pyarrow.table({"question": ["q1", "q2"], "answer": [1, None]}), tmp_path / "data.parquet")
+    rows, bad = read_rows(str(tmp_path / "data.parquet"), None, "train", 1.0, LENIENT)
+    assert rows == [Row("q1", "1")]
+    assert bad == ["line 2: no field 'answer'; the row has question, answer"]
+
+
+def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    (tmp_path / "data.parquet").write_bytes(b"")
+    with pytest.raises(UserError, match=r"agent-tunix\[datasets\]"):
+        read_rows(str(tmp_path / "data.parquet"), None, "train", 1.0, PLAIN)
+
+
+def test_a_hub_data_set_is_asked_for_by_name_and_subset(monkeypatch):
+    asked = []
+
+    def load_dataset(repository, subset):
+        asked.append((repository, subset))
+        return {"train": [{"question": "q", "answer": "a"}], "test": [{"question": "t", "answer": "b"}]}
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    assert read_rows("owner/name", "main", "test", 0.9, PLAIN)[0] == [Row("t", "b")]
+    assert read_rows("owner/name", "main", "train", 1.0, PLAIN)[0] == [Row("q", "a")]
+    assert asked == [("owner/name", "main")] * 2
+
+
+def test_a_hub_that_does_not_answer_is_said_with_a_way_out(monkeypatch):
+    def load_dataset(repository, subset):
+        raise ConnectionError("no route")
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    with pytest.raises(UserError, match=r"ConnectionError: no route(.|\n)*data\.path=<folder"):
+        read_rows("owner/name", None, "train", 1.0, PLAIN)
+
+
+def test_without_the_datasets_package_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match=r"agent-tunix\[datasets\]"):
+        read_rows("owner/name", None, "train", 1.0, PLAIN)
+
+
+@pytest.mark.parametrize("place", ["nowhere.jsonl", "some/file.csv", "/nowhere/at/all"])
+def test_a_missing_file_is_named(place):
+    with pytest.raises(UserError, match=rf"data\.path={place}: there is no such file"):
+        read_rows(place, None, "train", 0.9, PLAIN)
+
+
+def test_a_folder_without_data_and_a_file_of_another_kind_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"no train\.jsonl"):
+        read_rows(str(tmp_path), None, "train", 0.9, PLAIN)
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(UserError, match="format is not known"):
+        read_rows(str(tmp_path / "notes.txt"), None, "train", 0.9, PLAIN)
+
+
+BAD_ROWS = [
+    ('{"question": "q"', "not JSON"),
+    ("[1, 2]", "not a JSON object"),
+    ('{"question": "q"}', "no field 'answer'; the row has question"),
+    ('{"question": "q", "answer": null}', "no field 'answer'"),
+    ('{"question": "  ", "answer": "a"}', "no field 'question'"),
+    ("{}", "no fields"),
+    (b'{"question": "\xff", "answer": "a"}', "utf-8"),
+]
+
+
+@pytest.mark.parametrize(("row", "fault"), BAD_ROWS, ids=str)
+def test_a_malformed_row_stops_with_its_line_and_fault_or_is_counted(tmp_path, row, fault):
+    path = tmp_path / "data.jsonl"
+    good = b'{"question": "q", "answer": "a"}\n'
+    path.write_bytes(good + b"\n" + (row if isinstance(row, bytes) else row.encode()) + b"\n" + good)
+    with pytest.raises(UserError) as stop:
+        read_rows(str(path), None, "train", 1.0, PLAIN)
+    for part in (f"{path}, line 3:", fault, "data.on_bad_row=skip"):
+        assert part in str(stop.value)
+    rows, bad = read_rows(str(path), None, "train", 1.0, LENIENT)
+    assert rows == [Row("q", "a"), Row("q", "a")]
+    assert len(bad) == 1
+    assert bad[0].startswith("line 3: ")
+
+
+def test_a_short_row_of_a_csv_file_is_named_by_its_line(tmp_path):
+    (tmp_path / "data.csv").write_text("question,answer\nq,a\nq2\n")
+    with pytest.raises(UserError, match=r"data\.csv, line 3: no field 'answer'"):
+        read_rows(str(tmp_path / "data.csv"), None, "train", 1.0, PLAIN)
+
+
+def test_the_pattern_cuts_the_final_answer_out_of_a_worked_one(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text(lines({"question": " q ", "answer": "3 + 4 = <<3+4=7>>7 eggs\n#### 1,007 \n"}))
+    assert read_rows(str(path), None, "train", 1.0, GSM8K) == ([Row("q", "1,007", "3 + 4 = 7 eggs")], [])
+
+
+@pytest.mark.parametrize("pattern", [r"####\s*(.+?)\s*$", "(x)?7", "#+(y)|7"])
+def test_an_answer_the_pattern_does_not_cut_is_a_malformed_row(tmp_path, pattern):
+    path = tmp_path / "data.jsonl"
+    path.write_text(lines({"question": "q", "answer": "7"}))
+    with pytest.raises(UserError, match=r"line 1: the answer does not fit data\.answer_pattern"):
+        read_rows(str(path), None, "train", 1.0, RowFormat("question", "answer", pattern, skip_bad_rows=False))
