@@ -1,5 +1,7 @@
 """What `agent-tunix export` writes, read by transformers and PEFT: logits and greedy completions are as trained."""
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -97,6 +99,7 @@ def test_peft_finds_the_text_part_of_a_multimodal_model(tmp_path, trained, golde
     torch.manual_seed(0)
     base = Gemma3ForConditionalGeneration(config).float().eval()
     base.save_pretrained(tmp_path / "base")
+    shutil.copy(find_checkpoint("package:tiny") / "tokenizer.json", tmp_path / "base")
     arch = read_architecture(tmp_path / "base")
 
     cfg = validate(read_config(trained / "run" / "config.yaml"), Config)
