@@ -23,6 +23,7 @@ unit: $(VENV)/installed-test
 	$(BIN)/python -m pytest
 
 # Fresh goldens by torch, transformers and TRL, our numbers against them, and the live tests that need those libraries.
+# For torch without CUDA: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make parity
 parity: $(VENV)/installed-parity
 	$(BIN)/python scripts/make_goldens.py --seed 7 --folder $(VENV)/goldens
 	AGENT_TUNIX_GOLDENS=$(abspath $(VENV)/goldens) $(BIN)/python -m pytest -m 'golden or parity'

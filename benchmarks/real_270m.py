@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 from omegaconf import OmegaConf
@@ -22,6 +23,8 @@ from agent_tunix.config.load import config_folder
 from agent_tunix.config.schema import ModelSection
 from agent_tunix.engine.rollout import Sampling, sample
 from agent_tunix.models import gemma3
+from agent_tunix.models.tokenizer import load_tokenizer
+from agent_tunix.models.weights import load_weights, read_architecture
 from agent_tunix.tasks.datasets import left_pad
 from agent_tunix.workflows import setup
 
@@ -35,7 +38,10 @@ def main() -> None:
     args = parser.parse_args()
     section = OmegaConf.to_container(OmegaConf.load(config_folder() / "model" / "gemma3_270m.yaml"))
     started = time.perf_counter()
-    model = setup.load_model(ModelSection.model_validate({**section, "weights": str(args.file), "dtype": "float32"}))
+    arch = setup.architecture(ModelSection.model_validate(section))
+    if read_architecture(args.file, arch) != arch:
+        raise SystemExit(f"{args.file} is not gemma3_270m")
+    model = setup.Model(load_weights(args.file, arch, jnp.float32), arch, load_tokenizer(args.file))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(f"loaded in {time.perf_counter() - started:.1f} s, peak {peak:.2f} GB")
 

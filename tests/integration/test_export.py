@@ -41,10 +41,8 @@ def test_merged_completes_as_trained(command, trained, tmp_path):
     assert str(folder.relative_to(tmp_path)) in outcome.out
 
     cfg = validate(read_config(trained / "config.yaml"), Config)
-    model = setup.load_model(cfg.model)
-    adapters, _ = export._trainable(
-        ExportConfig(run=str(trained), step=None, format="peft", output=None, dtype="float32"), cfg
-    )
+    model = setup.load_model(cfg)
+    adapters, _ = setup.load_trained(str(trained), cfg, model)
     arch = read_architecture(folder)
     exported = setup.Model(load_weights(folder, arch, jnp.float32), arch, load_tokenizer(folder))
     assert arch == model.arch
@@ -79,9 +77,29 @@ def test_peft_folder_has_names_and_shapes_of_peft(command, trained):
     assert len(shapes) == 2 * 7 * 4
 
 
+def test_a_run_of_all_weights_is_exported_whole(command, tmp_path):
+    assert command(*TRAIN, *STRONG, "model.lora_rank=0").code == 0
+    assert command("export", "run=run", "format=merged", "output=whole").code == 0
+    cfg = validate(read_config(tmp_path / "run" / "config.yaml"), Config)
+    model = setup.load_model(cfg)
+    learnt, _ = setup.load_trained("run", cfg, model)
+    exported = load_weights(tmp_path / "whole", model.arch, jnp.float32)
+    jax.tree.map(np.testing.assert_array_equal, exported, learnt)
+    assert not np.array_equal(exported.embed_VD, model.weights.embed_VD)
+    outcome = command("export", "run=run", "format=peft")
+    assert outcome.code == 2
+    assert "trained all weights" in outcome.err
+
+    later = ["hydra.run.dir=later" if word.startswith("hydra") else word for word in TRAIN]
+    assert command(*later, *STRONG, "training.init_from=run").code == 0
+    outcome = command("export", "run=later", "format=peft")
+    assert outcome.code == 2
+    assert "weights that run has changed" in outcome.err
+
+
 def test_mistakes_are_explained_and_leave_nothing_behind(command, trained, tmp_path):
     for arguments, message in {
-        ("run=nowhere",): "run=nowhere is not the folder of a run",
+        ("run=nowhere",): "run=nowhere: this is not the folder of a run",
         (): "not the folder of a run",
         ("run=run", "step=7"): "there are 1, 2",
         ("run=run", "format=onnx"): "format=onnx: must be",

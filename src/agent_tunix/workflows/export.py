@@ -73,6 +73,8 @@ def _write_peft(folder: Path, trained: Config, trainable: Trainable) -> None:
     """adapter_config.json and adapter_model.safetensors, A as [rank, in] and B as [out, rank]."""
     if not isinstance(trainable, Adapters):
         raise UserError("format=peft: this run trained all weights and has no adapters; use format=merged.")
+    if changed := _changed_base(trained):
+        raise UserError(f"format=peft: the adapters sit on weights that {changed} has changed; use format=merged.")
     checkpoint = find_checkpoint(trained.model.weights)
     multimodal = (checkpoint / "config.json").exists() and huggingface.read_config(checkpoint)["model_type"] == "gemma3"
     modules = sorted(trainable.a)
@@ -99,6 +101,15 @@ def _write_peft(folder: Path, trained: Config, trainable: Trainable) -> None:
         "target_modules": rf".*language_model.*\.({'|'.join(modules)})" if multimodal else modules,
     }
     _write_json(folder / "adapter_config.json", config)
+
+
+def _changed_base(trained: Config) -> str | None:
+    """The run, among those that this one goes back to, that trained all weights; its base is not the published one."""
+    while folder := trained.training.init_from:
+        trained = setup.saved_config(folder, "training.init_from")
+        if trained.model.lora_rank == 0:
+            return folder
+    return None
 
 
 def _write_merged(folder: Path, trained: Config, model: setup.Model, trainable: Trainable, cfg: ExportConfig) -> None:

@@ -1,5 +1,7 @@
 """What `agent-tunix export` writes, read by transformers and PEFT: logits and greedy completions are as trained."""
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,8 +46,8 @@ def asked(run):
 
 def test_transformers_and_peft_do_what_was_trained(trained):
     cfg = validate(read_config(trained / "run" / "config.yaml"), Config)
-    model = setup.load_model(cfg.model)
-    adapters, _ = export._trainable(asked(trained / "run"), cfg)
+    model = setup.load_model(cfg)
+    adapters, _ = setup.load_trained(str(trained / "run"), cfg, model)
     examples = setup.load_examples(cfg, "test", 32, model.tokenizer, print)
     prompts = setup.pad_prompts(examples, setup.prompt_width(examples), model.tokenizer)
     hidden, _ = gemma3.forward(model.weights, adapters, model.arch, prompts.tokens_PS, prompts.positions_PS)
@@ -97,6 +99,7 @@ def test_peft_finds_the_text_part_of_a_multimodal_model(tmp_path, trained, golde
     torch.manual_seed(0)
     base = Gemma3ForConditionalGeneration(config).float().eval()
     base.save_pretrained(tmp_path / "base")
+    shutil.copy(find_checkpoint("package:tiny") / "tokenizer.json", tmp_path / "base")
     arch = read_architecture(tmp_path / "base")
 
     cfg = validate(read_config(trained / "run" / "config.yaml"), Config)
