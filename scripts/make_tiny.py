@@ -11,6 +11,7 @@ break the format.
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import time
 from pathlib import Path
@@ -136,7 +137,7 @@ def main() -> None:
             clip_epsilon=0.2,
             temperature=1.0,
         )
-        state, stats = update(state, batch, base, h, arch=arch, micro_batches=1)
+        state, stats = update(state, batch, base, h, math.inf, arch=arch, micro_batches=1)
         if (step + 1) % 100 == 0:
             print(f"{step + 1:5d} loss {float(stats.loss.loss):.3f} {time.time() - started:.0f} s", flush=True)
         if (step + 1) % 500 == 0 or step + 1 == args.steps:

@@ -14,13 +14,14 @@ from typing import NoReturn
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from agent_tunix.config.load import config_folder, did_you_mean, read_config, validate
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
-from agent_tunix.errors import UserError
+from agent_tunix.errors import DivergenceError, UserError
 
 console = Console(highlight=False)
 
@@ -111,8 +112,13 @@ def _hydra(config_name: str, task: Callable[[DictConfig], None]) -> None:
     def job(composed: DictConfig) -> None:
         try:
             task(composed)
+        except DivergenceError as fault:
+            if HydraConfig.get().mode == RunMode.MULTIRUN:  # one bad candidate does not end a sweep
+                print(fault, file=sys.stderr)
+            else:
+                _fail(fault)
         except UserError as mistake:
-            _fail(str(mistake))
+            _fail(mistake)
         finally:
             _remove_if_empty(Path(HydraConfig.get().runtime.output_dir))
 
@@ -120,12 +126,11 @@ def _hydra(config_name: str, task: Callable[[DictConfig], None]) -> None:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=config_name)(job)()
     except MissingConfigException as mistake:
         group, _, option = (mistake.missing_cfg_file or "").partition("/")
-        _fail(
-            f"{group}={option}: there is no such option{did_you_mean(option, mistake.options or ())}\n"
-            f"The options of {group} are: {', '.join(mistake.options or ())}"
-        )
+        hint = did_you_mean(option, mistake.options or ())
+        known = f"The options of {group} are: {', '.join(mistake.options or ())}"
+        _fail(UserError(f"{group}={option}: there is no such option{hint}\n{known}"))
     except (HydraException, OmegaConfBaseException) as mistake:
-        _fail(str(mistake))
+        _fail(UserError(mistake))
 
 
 def _arguments(given: list[str]) -> list[str]:
@@ -155,6 +160,6 @@ def _relative(path: Path) -> Path:
     return path.resolve().relative_to(Path.cwd()) if path.resolve().is_relative_to(Path.cwd()) else path
 
 
-def _fail(message: str) -> NoReturn:
-    print(message, file=sys.stderr)
-    sys.exit(UserError.exit_code)
+def _fail(mistake: UserError) -> NoReturn:
+    print(mistake, file=sys.stderr)
+    sys.exit(mistake.exit_code)

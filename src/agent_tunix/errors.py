@@ -7,3 +7,9 @@ class UserError(Exception):
     """A mistake in the configuration, the data or a file; the message says what, where and what to do."""
 
     exit_code = 2
+
+
+class DivergenceError(UserError):
+    """Numbers got out of hand and were kept from the weights."""
+
+    exit_code = 3

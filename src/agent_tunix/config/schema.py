@@ -141,6 +141,11 @@ class TrainingSection(Section):
     eval_every_n_steps: Positive | None = Field(description="Updates between evaluations; null: only before and after.")
     save_interval_steps: Positive | None = Field(description="Updates between checkpoints; null: only the last.")
     max_checkpoints_to_keep: Positive = Field(description="Older checkpoints are deleted.")
+    on_divergence: Literal["stop", "rollback", "ignore"] = Field(
+        description="When a loss, gradient or reward is not finite or KL explodes: stop; go back to the last checkpoint "
+        "and on at a tenth of the rate; or drop the batch. Such an update never reaches the weights."
+    )
+    max_kl: float = Field(gt=0, description="KL divergence from the reference, per token, that counts as an explosion.")
     resume: str | None = Field(description="Folder of a run to continue; its own configuration is used.")
 
     @model_validator(mode="after")

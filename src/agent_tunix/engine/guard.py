@@ -1,9 +1,57 @@
-"""What stops a run before its end without hurting it."""
+"""What keeps a run from harm: a request to stop, and numbers that are not to reach the weights.
+
+An update whose loss, gradient or KL divergence is out of hand is computed but not applied, whatever
+`training.on_divergence` says. That key decides what happens next: `stop` the run, `ignore` the batch and go on, or
+`rollback` to the last checkpoint and go on from there without that batch, at a tenth of the rate.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import signal
 from typing import Any
+
+from agent_tunix.engine.update import UpdateStats
+
+MAX_ROLLBACKS = 3
+RATE_CUT = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far a run has come in its data, and what the guard has done; it is saved with every checkpoint."""
+
+    position: int = 0
+    rate_scale: float = 1.0
+    skipped: tuple[int, ...] = ()
+    rollbacks: tuple[dict[str, Any], ...] = ()
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> Progress:
+        """What `dataclasses.asdict` wrote; JSON knows lists only."""
+        return cls(saved["position"], saved["rate_scale"], tuple(saved["skipped"]), tuple(saved["rollbacks"]))
+
+    def advanced(self) -> Progress:
+        return dataclasses.replace(self, position=self.position + 1)
+
+    def rolled_back(self, saved: Progress, step: int, reason: str) -> Progress:
+        """Back at a checkpoint's position, at a lower rate, and without the batch that went wrong."""
+        scale = self.rate_scale / RATE_CUT
+        event = {"step": step, "batch": self.position, "reason": reason, "rate_scale": scale}
+        return Progress(saved.position, scale, (*self.skipped, self.position), (*self.rollbacks, event))
+
+
+def fault_of(stats: UpdateStats, max_kl: float) -> str | None:
+    """What is out of hand in an update that was not applied; None for a good one."""
+    if bool(stats.applied):
+        return None
+    loss, gradient, kl = float(stats.loss.loss), float(stats.grad_norm), float(stats.loss.kl)
+    if not math.isfinite(loss):
+        return f"the loss is {loss}"
+    if not math.isfinite(gradient):
+        return f"the norm of the gradient is {gradient}"
+    return f"the KL divergence from the reference is {kl:.3g}, above training.max_kl={max_kl:g}"
 
 
 class Interruption:

@@ -29,7 +29,7 @@ class RunFolder:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
         if resumed_at is not None:
-            self._rewind(resumed_at)
+            self.rewind(resumed_at)
         purge_step = None if resumed_at is None else resumed_at + 1  # the first that TensorBoard is to forget
         self._tensorboard = SummaryWriter(str(path / "tensorboard"), purge_step=purge_step)
 
@@ -50,7 +50,7 @@ class RunFolder:
         temporary.write_text(json.dumps(record, indent=2) + "\n")
         os.replace(temporary, self.path / "summary.json")
 
-    def _rewind(self, step: int) -> None:
+    def rewind(self, step: int) -> None:
         """Drops lines of later steps, and one cut short by a kill: the resumed run will write them again."""
         for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl"):
             path = self.path / name

@@ -29,6 +29,7 @@ class UpdateStats:
     grad_norm: jax.Array
     update_norm: jax.Array
     update_survival: jax.Array
+    applied: jax.Array
 
 
 def init_state(trainable: Trainable) -> TrainState:
@@ -37,9 +38,16 @@ def init_state(trainable: Trainable) -> TrainState:
 
 @partial(jax.jit, static_argnames=("arch", "micro_batches"), donate_argnames="state")
 def update(
-    state: TrainState, batch: Batch, weights: Weights, h: Hyperparameters, *, arch: Architecture, micro_batches: int
+    state: TrainState,
+    batch: Batch,
+    weights: Weights,
+    h: Hyperparameters,
+    max_kl: ArrayLike,
+    *,
+    arch: Architecture,
+    micro_batches: int,
 ) -> tuple[TrainState, UpdateStats]:
-    """One step of the optimizer."""
+    """One step of the optimizer; the step counts, but nothing else changes, where numbers are out of hand."""
     zeros = jax.tree.map(jnp.zeros_like, state.trainable)
 
     def accumulate(carry, part):
@@ -53,9 +61,13 @@ def update(
     stats = jax.tree.map(lambda s: s.sum() / sequences, stats)
 
     trainable, optimizer, change = optimizers.step(grads, state.optimizer, state.trainable, h)
+    grad_norm = optax.tree.norm(grads)
+    applied = jnp.isfinite(stats.loss) & jnp.isfinite(grad_norm) & ~(stats.kl > max_kl)
+    new, old = (trainable, optimizer), (state.trainable, state.optimizer)
+    trainable, optimizer = jax.tree.map(partial(jnp.where, applied), new, old)
     survival = _share_changed(state.trainable, trainable)
     lr = jnp.asarray(h.learning_rate)
-    stats = UpdateStats(stats, lr, optax.tree.norm(grads), optax.tree.norm(change), survival)
+    stats = UpdateStats(stats, lr, grad_norm, optax.tree.norm(change), survival, applied)
     return TrainState(trainable, optimizer, state.step + 1), stats
 
 

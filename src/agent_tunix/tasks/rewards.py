@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from agent_tunix.errors import UserError
+from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.tasks import answers
 from agent_tunix.tasks.prompts import ANSWER, REASONING
 
@@ -72,7 +72,7 @@ class Scorer:
                 f"Mend the function, or leave it out with '~reward.functions.{name}'."
             ) from fault
         if not math.isfinite(value):
-            raise UserError(
+            raise DivergenceError(
                 f"The reward function '{name}' returned {value}\non the completion {completion!r} (answer {truth!r}).\n"
                 "A reward must be a finite number."
             )

@@ -23,14 +23,14 @@ class Display:
 
     def __init__(self, console: Console, total: int, done: int):
         self._console, self._total = console, total
-        self._accuracy = "-"
+        self._accuracy, self._guard = "-", ""
         columns = (
             TextColumn("training"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TextColumn("eta"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[line]}"),
+            TextColumn("{task.fields[line]}", markup=False),
         )
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task = self._progress.add_task("training", total=total, completed=done, line="compiling ...")
@@ -49,11 +49,15 @@ class Display:
         gain = f"reward {record['reward/mean']:.2f}" if "reward/mean" in record else f"loss {record['loss']:.3f}"
         line = (
             f"{gain}  held-out {self._accuracy}  lr {record['lr']:.1e}  "
-            f"kl {record['kl']:.3f}  {record['tokens_per_second']:,.0f} tok/s"
+            f"kl {record['kl']:.3f}  {record['tokens_per_second']:,.0f} tok/s{self._guard}"
         )
         self._progress.update(self._task, completed=record["step"], line=line)
         if not self._console.is_terminal and record["step"] % max(1, self._total // LINES) == 0:
             self.notice(f"step {record['step']:>{len(str(self._total))}}/{self._total}  {line}")
+
+    def guard(self, state: str) -> None:
+        """What the guard has done stays in the line from then on."""
+        self._guard = f"  [{state}]"
 
     def evaluation(self, record: Record) -> None:
         self._accuracy = f"{record['accuracy']:.1%}"

@@ -50,11 +50,11 @@ def make_plan(cfg: Config, num_examples: int) -> Plan:
     return Plan(per_epoch, total_batches, iterations, total_steps, warmup, schedule)
 
 
-def hyperparameters(cfg: Config, plan: Plan, t: int) -> Hyperparameters:
-    """The scalars of the t-th update, counted from 1."""
+def hyperparameters(cfg: Config, plan: Plan, t: int, rate_scale: float = 1.0) -> Hyperparameters:
+    """The scalars of the t-th update, counted from 1; the guard may have scaled the rate down."""
     o = cfg.optimizer
     return Hyperparameters(
-        learning_rate=plan.schedule(t),
+        learning_rate=plan.schedule(t) * rate_scale,
         weight_decay=o.weight_decay,
         beta1=o.betas[0],
         beta2=o.betas[1],

@@ -16,10 +16,11 @@ from rich.console import Console
 from agent_tunix.config.load import write_config
 from agent_tunix.config.schema import Config
 from agent_tunix.engine.checkpoint import Checkpoints
-from agent_tunix.engine.guard import Interruption
+from agent_tunix.engine.guard import MAX_ROLLBACKS, Interruption, Progress, fault_of
 from agent_tunix.engine.metrics import Clock, Record, RunFolder, cost_record, read_records, update_record
 from agent_tunix.engine.rng import Purpose
 from agent_tunix.engine.update import init_state, update
+from agent_tunix.errors import DivergenceError
 from agent_tunix.tasks.datasets import Stream
 from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.types import TrainState
@@ -40,6 +41,7 @@ class Desk:
     checkpoints: Checkpoints
     display: Display
     interruption: Interruption
+    rollbacks: list[Record]
 
 
 def prepare(cfg: Config, console: Console) -> Run:
@@ -69,54 +71,113 @@ def run(cfg: Config, path: Path, console: Console) -> Record:
     # All of the state is put in one place, so that the second update finds it where the first did.
     fresh = jax.device_put(init_state(setup.new_trainable(cfg, r.model)), jax.local_devices()[0])
     checkpoints = Checkpoints(path / "checkpoints", cfg.training.max_checkpoints_to_keep)
-    state, position = checkpoints.restore(fresh) if checkpoints.steps() else (fresh, 0)
+    state, progress = checkpoints.restore(fresh) if checkpoints.steps() else (fresh, Progress())
     folder = RunFolder(path, int(state.step))
     write_config(path / "config.yaml", cfg)
-    status = "failed"
+    status, after = "failed", []
     with Interruption() as interruption, Display(console, r.plan.total_steps, int(state.step)) as display:
-        desk = Desk(folder, checkpoints, display, interruption)
+        desk = Desk(folder, checkpoints, display, interruption, list(progress.rollbacks))
         try:
             before = evaluate_policy(r, fresh, desk)
-            state, position = train_loop(r, state, position, desk)
-            checkpoints.save(state, position)
-            after = evaluate_policy(r, state, desk)
-            status = "completed" if position == r.plan.total_batches else "interrupted"
+            state, progress = train_loop(r, state, progress, desk)
+            checkpoints.save(state, progress)
+            status = "completed" if progress.position == r.plan.total_batches else "interrupted"
+            after = evaluate_policy(r, state, desk) if status == "completed" else []
+        except DivergenceError:
+            status = "diverged"
+            raise
         finally:
-            summary = _summarise(r, folder, status, started)
+            summary = _summarise(r, desk, status, started)
             checkpoints.close()
             folder.close()
     print_summary(console, path, summary, before, after)
     return summary
 
 
-def train_loop(r: Run, state: TrainState, position: int, desk: Desk) -> tuple[TrainState, int]:
-    """From a position in the data to its end, or to an interruption; returns the state and the position reached."""
+def train_loop(r: Run, state: TrainState, progress: Progress, desk: Desk) -> tuple[TrainState, Progress]:
+    """From a position in the data to its end, or to an interruption; returns the state and the progress made."""
     training, iterations = r.cfg.training, r.plan.iterations
-    for index in range(position, r.plan.total_batches):
-        if desk.interruption.requested:
-            return state, index
-        clock = Clock()
-        gathered = gather(r, state, index, clock)
-        lengths_B = np.asarray(gathered.batch.mask_BC).sum(axis=1)
-        for iteration in range(iterations):
-            h = hyperparameters(r.cfg, r.plan, int(state.step) + 1)
-            state, stats = update(
-                state, gathered.batch, r.model.weights, h, arch=r.model.arch, micro_batches=r.micro_batches
-            )
-            if iteration == 0:  # later, the policy has moved away from the one that sampled
-                mismatch_kl = float(stats.loss.mismatch_kl)
-            record = update_record(int(state.step), stats) | gathered.record | {"mismatch/kl": mismatch_kl}
-            clock.lap("time/update")
-            record |= cost_record(lengths_B, clock)
-            desk.folder.metrics(record)
-            desk.display.step(record)
+    if training.on_divergence == "rollback" and not desk.checkpoints.steps():
+        desk.checkpoints.save(state, progress)
+    while progress.position < r.plan.total_batches and not desk.interruption.requested:
+        if progress.position in progress.skipped:
+            state, progress = _passed_over(state, iterations), progress.advanced()
+            continue
+        state, fault = train_batch(r, state, progress, desk)
+        if fault is not None:
+            state, progress = recover(r, state, progress, fault, desk)
+            continue
+        progress = progress.advanced()
         step = int(state.step)
-        desk.folder.samples({"step": step} | sample for sample in gathered.samples)
         if _due(training.eval_every_n_steps, step, iterations):
             evaluate_policy(r, state, desk)
         if _due(training.save_interval_steps, step, iterations):
-            desk.checkpoints.save(state, index + 1)
-    return state, r.plan.total_batches
+            desk.checkpoints.save(state, progress)
+    return state, progress
+
+
+def train_batch(r: Run, state: TrainState, progress: Progress, desk: Desk) -> tuple[TrainState, str | None]:
+    """All updates from the batch at the run's position; says what went wrong where one could not be applied."""
+    clock = Clock()
+    try:
+        gathered = gather(r, state, progress.position, clock)
+    except DivergenceError as fault:
+        return _passed_over(state, r.plan.iterations), str(fault)
+    lengths_B = np.asarray(gathered.batch.mask_BC).sum(axis=1)
+    max_kl, fault_seen = r.cfg.training.max_kl, None
+    for iteration in range(r.plan.iterations):
+        h = hyperparameters(r.cfg, r.plan, int(state.step) + 1, progress.rate_scale)
+        state, stats = update(
+            state, gathered.batch, r.model.weights, h, max_kl, arch=r.model.arch, micro_batches=r.micro_batches
+        )
+        if iteration == 0:  # later, the policy has moved away from the one that sampled
+            mismatch_kl = float(stats.loss.mismatch_kl)
+        record = update_record(int(state.step), stats) | gathered.record | {"mismatch/kl": mismatch_kl}
+        clock.lap("time/update")
+        record |= cost_record(lengths_B, clock)
+        desk.folder.metrics(record)
+        desk.display.step(record)
+        fault_seen = fault_seen or fault_of(stats, max_kl)
+    desk.folder.samples({"step": int(state.step)} | sample for sample in gathered.samples)
+    return state, fault_seen
+
+
+def recover(r: Run, state: TrainState, progress: Progress, fault: str, desk: Desk) -> tuple[TrainState, Progress]:
+    """What `training.on_divergence` says of a batch that went wrong; `stop` raises DivergenceError with the remedy."""
+    step, mode = int(state.step), r.cfg.training.on_divergence
+    if mode == "ignore":
+        desk.display.notice(f"step {step}: {fault}; the batch is dropped (training.on_divergence=ignore).")
+        return state, progress.advanced()
+    if mode == "stop" or len(progress.rollbacks) >= MAX_ROLLBACKS:
+        raise DivergenceError(_remedy(r, desk.folder.path, step, fault, progress))
+    restored, saved = desk.checkpoints.restore(state)
+    desk.folder.rewind(int(restored.step))
+    progress = progress.rolled_back(saved, step, fault)
+    desk.rollbacks.append(progress.rollbacks[-1])
+    desk.display.guard(f"rolled back {len(progress.rollbacks)}x, rate x {progress.rate_scale:g}")
+    desk.display.notice(
+        f"step {step}: {fault}; back to step {int(restored.step)}, without that batch and at a tenth of the rate."
+    )
+    return restored, progress
+
+
+def _passed_over(state: TrainState, steps: int) -> TrainState:
+    """The state after a batch that taught nothing: only the count goes on, so that the schedule keeps its length."""
+    return dataclasses.replace(state, step=state.step + steps)
+
+
+def _remedy(r: Run, path: Path, step: int, fault: str, progress: Progress) -> str:
+    rate, train = r.cfg.optimizer.learning_rate, shell_command("train")
+    tried = f" after {len(progress.rollbacks)} rollbacks" if progress.rollbacks else ""
+    saved = f"The last good checkpoint is kept in {path / 'checkpoints'}." if (path / "checkpoints").exists() else ""
+    return (
+        f"The run diverged at step {step}{tried}: {fault}.\n"
+        f"The update did not reach the weights. {saved}\n"
+        "Most often the learning rate is too high. Try, in this order:\n"
+        f"  {train} optimizer.learning_rate={rate / 10:g}\n"
+        f"  {train} optimizer.max_grad_norm={min(0.01, r.cfg.optimizer.max_grad_norm / 10):g}\n"
+        f"  {train} training.on_divergence=rollback"
+    )
 
 
 def evaluate_policy(r: Run, state: TrainState, desk: Desk) -> list[Record]:
@@ -146,8 +207,8 @@ def _due(interval: int | None, step: int, num_iterations: int) -> bool:
     return interval is not None and step // interval > (step - num_iterations) // interval
 
 
-def _summarise(r: Run, folder: RunFolder, status: str, started: float) -> Record:
-    evals = _validations(folder)
+def _summarise(r: Run, desk: Desk, status: str, started: float) -> Record:
+    folder, evals = desk.folder, _validations(desk.folder)
     steps = max((record["step"] for record in read_records(folder.path / "metrics.jsonl")), default=0)
     summary: Record = {
         "status": status,
@@ -162,6 +223,7 @@ def _summarise(r: Run, folder: RunFolder, status: str, started: float) -> Record
             "warmup_steps": r.plan.warmup_steps,
             "total_steps": r.plan.total_steps,
         },
+        "rollbacks": desk.rollbacks,
         "advice": _advice(r.cfg, status, folder.path),
     }
     folder.summary(summary)
@@ -171,6 +233,8 @@ def _summarise(r: Run, folder: RunFolder, status: str, started: float) -> Record
 def _advice(cfg: Config, status: str, path: Path) -> list[str]:
     """The commands to try next."""
     train, evaluate, export = (shell_command(verb) for verb in ("train", "evaluate", "export"))
+    if status == "diverged":
+        return [f"{train} optimizer.learning_rate={cfg.optimizer.learning_rate / 10:g}"]
     if status != "completed":
         return [f"{train} training.resume={path}"]
     advice = [f"{evaluate} run={path} inference_config=standard num_passes=8", f"{export} run={path} format=peft"]

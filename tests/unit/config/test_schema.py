@@ -19,6 +19,8 @@ TRAINING = {
     "eval_every_n_steps": None,
     "save_interval_steps": None,
     "max_checkpoints_to_keep": 1,
+    "on_divergence": "stop",
+    "max_kl": 20.0,
     "resume": None,
 }
 

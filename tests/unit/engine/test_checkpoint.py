@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from agent_tunix.engine.checkpoint import Checkpoints
+from agent_tunix.engine.guard import Progress
 from agent_tunix.engine.update import init_state
 from agent_tunix.errors import UserError
 from agent_tunix.models.lora import Adapters
@@ -39,9 +40,9 @@ def checkpoints(tmp_path):
 
 def test_what_is_restored_is_what_was_saved_to_the_bit(checkpoints):
     saved = state_at(7)
-    checkpoints.save(saved, position=3)
-    restored, position = checkpoints.restore(state_at(0))
-    assert position == 3
+    checkpoints.save(saved, Progress(3))
+    restored, progress = checkpoints.restore(state_at(0))
+    assert progress == Progress(3)
     assert jax.tree.structure(restored) == jax.tree.structure(saved)
     for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(saved), strict=True):
         assert a.dtype == b.dtype
@@ -50,39 +51,39 @@ def test_what_is_restored_is_what_was_saved_to_the_bit(checkpoints):
 
 def test_the_last_few_are_kept_and_the_last_is_the_default(checkpoints):
     for step in (2, 4, 10):
-        checkpoints.save(state_at(step), position=step * 10)
+        checkpoints.save(state_at(step), Progress(step * 10))
     assert checkpoints.steps() == [4, 10]
-    assert checkpoints.restore(state_at(0))[1] == 100
-    assert checkpoints.restore(state_at(0), step=4)[1] == 40
+    assert checkpoints.restore(state_at(0))[1] == Progress(100)
+    assert checkpoints.restore(state_at(0), step=4)[1] == Progress(40)
 
 
 def test_another_process_finds_them(checkpoints, tmp_path):
-    checkpoints.save(state_at(5), position=1)
+    checkpoints.save(state_at(5), Progress(1))
     again = Checkpoints(tmp_path / "checkpoints", keep=2)
     assert again.steps() == [5]
     again.close()
 
 
 def test_a_step_is_saved_once(checkpoints):
-    checkpoints.save(state_at(5), position=1)
-    checkpoints.save(state_at(5), position=2)
-    assert checkpoints.restore(state_at(0))[1] == 1
+    checkpoints.save(state_at(5), Progress(1))
+    checkpoints.save(state_at(5), Progress(2))
+    assert checkpoints.restore(state_at(0))[1] == Progress(1)
 
 
 def test_a_save_cut_short_is_no_checkpoint_and_can_be_made_again(checkpoints, tmp_path):
-    checkpoints.save(state_at(5), position=1)
+    checkpoints.save(state_at(5), Progress(1))
     (tmp_path / "checkpoints" / "6.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
     again = Checkpoints(tmp_path / "checkpoints", keep=2)
     assert again.steps() == [5]
-    again.save(state_at(6), position=2)
-    assert again.restore(state_at(0))[1] == 2
+    again.save(state_at(6), Progress(2))
+    assert again.restore(state_at(0))[1] == Progress(2)
     again.close()
 
 
 def test_an_empty_folder_and_an_unknown_step_say_so(checkpoints):
     with pytest.raises(UserError, match="holds no checkpoint"):
         checkpoints.restore(state_at(0))
-    checkpoints.save(state_at(5), position=1)
+    checkpoints.save(state_at(5), Progress(1))
     with pytest.raises(UserError, match="step=4: there is no such checkpoint; there are 5"):
         checkpoints.restore(state_at(0), step=4)
 
@@ -90,7 +91,13 @@ def test_an_empty_folder_and_an_unknown_step_say_so(checkpoints):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # orbax leaves its other reads unawaited
 @pytest.mark.parametrize("other", [{"rank": 3}, {"modules": ("q_proj",)}, {"modules": ("q_proj", "k_proj")}], ids=str)
 def test_adapters_of_another_kind_are_refused_with_a_message(checkpoints, other):
-    checkpoints.save(state_at(5), position=1)
+    checkpoints.save(state_at(5), Progress(1))
     with pytest.raises(UserError, match="does not fit this configuration"):
         checkpoints.restore(state_at(0, **other))
     gc.collect()  # so that the warning about them comes here
+
+
+def test_what_the_guard_did_is_remembered(checkpoints):
+    progress = Progress(4, 0.1, (7,), ({"step": 8, "batch": 7, "reason": "the loss is nan", "rate_scale": 0.1},))
+    checkpoints.save(state_at(5), progress)
+    assert checkpoints.restore(state_at(0))[1] == progress

@@ -33,7 +33,7 @@ LENGTHS = np.array([6, 2, 3, 6, 1, 4])
 
 @pytest.fixture(scope="module")
 def update(weights, arch):
-    return partial(update_module.update, weights=weights, h=H, arch=arch, micro_batches=1)
+    return partial(update_module.update, weights=weights, h=H, max_kl=np.inf, arch=arch, micro_batches=1)
 
 
 @pytest.fixture(scope="module")

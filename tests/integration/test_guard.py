@@ -1,0 +1,123 @@
+"""Numbers out of hand never reach the weights, and what happens next is what `training.on_divergence` says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent_tunix.engine.metrics import read_records
+
+RUN = [
+    "model=gemma3_tiny",
+    "training.num_batches=6",
+    "training.save_interval_steps=2",
+    "evaluation.num_examples=16",
+    "hydra.run.dir=run",
+]
+ABSURD = ["optimizer.learning_rate=1", "optimizer.warmup_ratio=0.0"]
+
+
+def summary(tmp_path: Path) -> dict:
+    return json.loads((tmp_path / "run" / "summary.json").read_text())
+
+
+def steps_written(tmp_path: Path) -> list[int]:
+    return [record["step"] for record in read_records(tmp_path / "run" / "metrics.jsonl")]
+
+
+@pytest.fixture
+def nan_reward(tmp_path, monkeypatch):
+    """A reward function that gives NaN for the first prompt of the fourth batch of four."""
+    (tmp_path / "nan_reward.py").write_text(
+        "seen = {}\n"
+        "def mine(prompt, completion, answer):\n"
+        "    return float('nan') if seen.setdefault(prompt, len(seen)) == 12 else 0.0\n"
+    )
+    monkeypatch.delitem(sys.modules, "nan_reward", raising=False)
+    return ["+reward.functions.mine=nan_reward.mine"]
+
+
+def finite_weights(tmp_path: Path) -> bool:
+    import jax
+    import orbax.checkpoint as ocp
+
+    saved = sorted((tmp_path / "run" / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name))
+    with ocp.StandardCheckpointer() as checkpointer:
+        state = checkpointer.restore((saved[-1] / "state").resolve())
+    return all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
+
+
+def test_an_absurd_rate_stops_with_the_remedy_of_the_reference(command, tmp_path):
+    outcome = command("train", *RUN, *ABSURD)
+    assert outcome.code == 3
+    assert "diverged at step" in outcome.err
+    assert "optimizer.learning_rate=0.1" in outcome.err
+    assert "optimizer.max_grad_norm=0.01" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert summary(tmp_path)["status"] == "diverged"
+
+
+def test_a_nan_reward_stops_with_the_functions_name_and_the_last_checkpoint_is_kept(command, tmp_path, nan_reward):
+    outcome = command("train", *RUN, *nan_reward)
+    assert outcome.code == 3
+    assert "reward function 'mine' returned nan" in outcome.err
+    assert summary(tmp_path)["status"] == "diverged"
+    assert steps_written(tmp_path) == [1, 2, 3]
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("[0-9]*")) == ["2"]
+
+
+def test_rollback_goes_on_without_the_batch_at_a_tenth_of_the_rate(command, tmp_path, nan_reward):
+    outcome = command("train", *RUN, *nan_reward, "training.on_divergence=rollback")
+    assert outcome.code == 0, outcome.err
+    report = summary(tmp_path)
+    assert report["status"] == "completed"
+    assert [(event["step"], event["batch"]) for event in report["rollbacks"]] == [(4, 3)]
+    assert report["rollbacks"][0]["rate_scale"] == pytest.approx(0.1)
+    assert steps_written(tmp_path) == [1, 2, 3, 5, 6]
+    rates = {record["step"]: record["lr"] for record in read_records(tmp_path / "run" / "metrics.jsonl")}
+    assert rates[3] < 0.2 * rates[2]
+    assert finite_weights(tmp_path)
+
+
+def test_rollback_gives_up_after_three(command, tmp_path):
+    outcome = command("train", *RUN, *ABSURD, "model.lora_alpha=1e6", "training.on_divergence=rollback")
+    assert outcome.code == 3
+    assert "after 3 rollbacks" in outcome.err
+    report = summary(tmp_path)
+    assert report["status"] == "diverged"
+    assert [event["rate_scale"] for event in report["rollbacks"]] == pytest.approx([0.1, 0.01, 0.001])
+
+
+def test_ignore_drops_the_batch_and_goes_on(command, tmp_path, nan_reward):
+    outcome = command("train", *RUN, *nan_reward, "training.on_divergence=ignore")
+    assert outcome.code == 0, outcome.err
+    assert "the batch is dropped" in outcome.out
+    assert summary(tmp_path)["status"] == "completed"
+    assert steps_written(tmp_path) == [1, 2, 3, 5, 6]
+
+
+def test_an_exploding_kl_counts_as_divergence(command, tmp_path):
+    outcome = command("train", *RUN, "optimizer.learning_rate=1e-5", "training.max_kl=1e-9")
+    assert outcome.code == 3
+    assert "above training.max_kl=1e-09" in outcome.err
+
+
+def test_an_overflowing_gradient_does_not_reach_the_weights(command, tmp_path):
+    """Rewards near the largest float32 give finite advantages; an adapter scale of 1e30 makes the gradient overflow."""
+    outcome = command("train", *RUN, "model.lora_alpha=1e38", "grpo.beta=0.0", "training.on_divergence=ignore")
+    assert outcome.code == 0, outcome.err
+    assert "the norm of the gradient is" in outcome.out or "the loss is" in outcome.out
+    assert finite_weights(tmp_path)
+    assert all(record["update_survival"] == 0 for record in read_records(tmp_path / "run" / "metrics.jsonl"))
+
+
+def test_one_diverging_candidate_does_not_end_a_sweep(command, tmp_path):
+    sweep = ["--multirun", "optimizer.learning_rate=1,1e-6", "optimizer.warmup_ratio=0.0", "hydra.sweep.dir=sweep"]
+    outcome = command("train", *RUN[:-1], *sweep)
+    assert outcome.code == 0, outcome.err
+    statuses = [json.loads((tmp_path / "sweep" / job / "summary.json").read_text())["status"] for job in "01"]
+    assert statuses == ["diverged", "completed"]
