@@ -31,6 +31,12 @@ def train() -> None:
     _hydra("config", _train)
 
 
+def plan() -> None:
+    """Shows what a run would do: updates, learning rate, memory, warnings; see `agent-tunix plan --help`."""
+    sys.argv.append("dry_run=true")
+    train()
+
+
 def evaluate() -> None:
     """Evaluates a run or a base model; see `python evaluate.py --help`."""
     _hydra("evaluate", _evaluate)
@@ -43,7 +49,7 @@ def export() -> None:
 
 def main() -> None:
     """`agent-tunix <verb> <overrides>`."""
-    verbs = {"train": train, "evaluate": evaluate, "export": export}
+    verbs = {"train": train, "plan": plan, "evaluate": evaluate, "export": export}
     verb = sys.argv.pop(1) if len(sys.argv) > 1 else ""
     if verb not in verbs:
         usage = "\n".join(
@@ -60,10 +66,14 @@ def main() -> None:
 
 
 def _train(composed: DictConfig) -> None:
+    from agent_tunix.workflows import dry_run
     from agent_tunix.workflows import train as workflow
 
     cfg = validate(composed, Config)
     output = Path(HydraConfig.get().runtime.output_dir)
+    if cfg.dry_run:
+        dry_run.run(cfg, _relative(output), console)
+        return
     if cfg.training.resume is None:
         if (output / "config.yaml").exists():
             raise UserError(

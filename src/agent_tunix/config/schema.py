@@ -51,6 +51,13 @@ class ArchitectureSection(Section):
         return self
 
 
+class GuidanceSection(Section):
+    learning_rate: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=2, max_length=2)] = Field(
+        description="Rates that suit this model, from and to; outside of them a run warns."
+    )
+    prompts: Positive = Field(description="Prompts an update that the range was given for.")
+
+
 class ModelSection(Section):
     model_family: Literal["gemma3"] = Field(description="Architecture family.")
     model_size: str = Field(description="Name of the size, for display.")
@@ -65,6 +72,7 @@ class ModelSection(Section):
         description="Regular expression over Hugging Face module names; modules it finds are adapted."
     )
     mesh_shape: list[Any] = Field(description="Devices by axis and the names of the axes.")
+    guidance: GuidanceSection = Field(description="What suits a model of this size.")
     architecture: ArchitectureSection = Field(description="Numbers of the architecture.")
 
     @field_validator("lora_module_path")
@@ -206,6 +214,7 @@ class EvaluationSection(Section):
 class Config(Section):
     """The configuration of a training run."""
 
+    dry_run: bool = Field(description="Show what the run would do, and do not load weights or train.")
     seed: int = Field(ge=0, lt=2**31, description="Root of all randomness; the same seed gives the same run.")
     model: ModelSection
     optimizer: OptimizerSection

@@ -155,7 +155,7 @@ def _fresh_adapters(cfg: Config, arch: Architecture) -> Adapters:
 
 def load_examples(cfg: Config, split: str, limit: int | None, tokenizer: Tokenizer, notice: Notice) -> list[Example]:
     """The examples of a split whose prompts are short enough; says what was left out."""
-    rows = _rows(cfg, split, limit, notice)[:limit]
+    rows = load_rows(cfg, split, limit, notice)[:limit]
     _check_vocabulary(rows, cfg.data, tokenizer)
     longest = cfg.generation.max_prompt_length
     examples, dropped = tokenize(rows, tokenizer.encode, tokenizer.begin_id, cfg.data.system_prompt, longest)
@@ -168,7 +168,7 @@ def load_examples(cfg: Config, split: str, limit: int | None, tokenizer: Tokeniz
     return examples
 
 
-def _rows(cfg: Config, split: str, limit: int | None, notice: Notice) -> list[Row]:
+def load_rows(cfg: Config, split: str, limit: int | None, notice: Notice) -> list[Row]:
     data, fraction = cfg.data, cfg.training.train_fraction
     if data.source == "arithmetic":
         if limit is None:

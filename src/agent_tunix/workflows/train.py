@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
+from agent_tunix.config.guidance import warnings
 from agent_tunix.config.load import write_config
 from agent_tunix.config.schema import Config
 from agent_tunix.engine.checkpoint import Checkpoints
@@ -59,6 +60,8 @@ def prepare(cfg: Config, console: Console) -> Run:
         console.print(
             f"The data holds {plan.batches_per_epoch} batches, not training.num_batches={cfg.training.num_batches}."
         )
+    for line in warnings(cfg, len(task.train)):
+        console.print(f"warning: {line}", style="yellow", markup=False, soft_wrap=True)
     stream = Stream(task.train, cfg.training.prompts_per_step, plan.batches_per_epoch, cfg.seed)
     sampling = setup.training_sampling(cfg, model.tokenizer)
     return Run(cfg, model, setup.earlier_adapters(cfg, model), task, plan, sampling, scorer, stream)
@@ -224,6 +227,7 @@ def _summarise(r: Run, desk: Desk, status: str, started: float) -> Record:
             "total_steps": r.plan.total_steps,
         },
         "rollbacks": desk.rollbacks,
+        "warnings": warnings(r.cfg, len(r.task.train)),
         "advice": _advice(r.cfg, status, folder.path),
     }
     folder.summary(summary)

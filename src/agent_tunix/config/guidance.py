@@ -1,0 +1,86 @@
+"""Warnings about settings that are allowed but unusual: which way they may fail, and what to set instead.
+
+The ranges are those of the optimizer reference; the learning rate's is the model's own, moved by batch size, data size
+and full fine-tuning as the reference's section on interactions says. Hard nonsense is the schema's to refuse.
+"""
+
+from __future__ import annotations
+
+from agent_tunix.config.schema import Config
+
+TYPICAL_RATE = (1e-7, 1e-4)
+TYPICAL = {
+    "weight_decay": (0.0, 0.1, "", "weights may be held back from learning"),
+    "max_grad_norm": (0.01, 1.0, "updates may become too small to matter", "exploding gradients may get through"),
+    "eps": (1e-10, 1e-6, "divisions may become unstable", "small gradients are damped away"),
+    "warmup_ratio": (0.0, 0.2, "", "most of the run is spent below the peak rate"),
+}
+TYPICAL_BETAS = ((0.8, 0.95), (0.99, 0.999))
+LARGE_BATCH = (2.0, 10 / 3)  # the reference runs 270M at 1e-4 with twice the usual prompts, 10/3 of its range's end
+SMALL_BATCH = (0.25, 1 / 3)  # and 4B at 1e-6 with a quarter of them, a third of its range's end
+FULL_FINE_TUNING = 0.1  # all weights move at once, so each should move less
+SMALL_DATA = (500, 1 / 3)  # "smaller datasets need lower learning rates"
+
+
+def rate_range(cfg: Config, num_examples: int | None) -> tuple[float, float, list[str]]:
+    """The rates that suit a run, and what they were moved for."""
+    low, high = cfg.model.guidance.learning_rate
+    reasons: list[str] = []
+    ratio = cfg.training.prompts_per_step / cfg.model.guidance.prompts
+    if ratio >= LARGE_BATCH[0]:
+        high *= LARGE_BATCH[1]
+        reasons.append(f"{cfg.training.prompts_per_step} prompts an update allow more")
+    if ratio <= SMALL_BATCH[0]:
+        high *= SMALL_BATCH[1]
+        reasons.append("few prompts an update ask for less")
+    if cfg.model.lora_rank == 0:
+        low, high = low * FULL_FINE_TUNING, high * FULL_FINE_TUNING
+        reasons.append("training all weights asks for less")
+    if num_examples is not None and num_examples < SMALL_DATA[0]:
+        high *= SMALL_DATA[1]
+        reasons.append(f"{num_examples} examples ask for less")
+    return min(low, high), high, reasons
+
+
+def warnings(cfg: Config, num_examples: int | None = None) -> list[str]:
+    """One line for each unusual setting."""
+    return [line for line in (_rate(cfg, num_examples), *_optimizer(cfg), _betas(cfg)) if line]
+
+
+def _rate(cfg: Config, num_examples: int | None) -> str | None:
+    rate = cfg.optimizer.learning_rate
+    low, high, reasons = rate_range(cfg, num_examples)
+    whom = f"{low:.2g} to {high:.2g} suit {cfg.model.model_size}" + (f" ({'; '.join(reasons)})" if reasons else "")
+    if rate > high * 1.0001:
+        return (
+            f"optimizer.learning_rate={rate:g} is high: {whom}. The run may diverge (loss NaN, KL rising); "
+            f"set optimizer.learning_rate={high:.2g}"
+        )
+    if rate < low * 0.9999:
+        return (
+            f"optimizer.learning_rate={rate:g} is low: {whom}. The run may learn very slowly; "
+            f"set optimizer.learning_rate={low:.2g}"
+        )
+    return None
+
+
+def _optimizer(cfg: Config) -> list[str]:
+    lines = []
+    for key, (low, high, if_low, if_high) in TYPICAL.items():
+        value = getattr(cfg.optimizer, key)
+        if value < low or value > high:
+            fails, limit = (if_low, low) if value < low else (if_high, high)
+            typical = f"is outside the typical {low:g} to {high:g}"
+            lines.append(f"optimizer.{key}={value:g} {typical}: {fails}; set optimizer.{key}={limit:g}")
+    return lines
+
+
+def _betas(cfg: Config) -> str | None:
+    outside = [not low <= beta <= high for beta, (low, high) in zip(cfg.optimizer.betas, TYPICAL_BETAS, strict=True)]
+    if not any(outside):
+        return None
+    shown = ",".join(f"{beta:g}" for beta in cfg.optimizer.betas)
+    return (
+        f"optimizer.betas=[{shown}] are unusual: the averages may follow noise (low) or lag behind (high); "
+        "set 'optimizer.betas=[0.9,0.999]'"
+    )

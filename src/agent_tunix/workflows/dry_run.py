@@ -1,0 +1,137 @@
+"""`agent-tunix plan`: what a run would do, without loading weights.
+
+Parameters, prompts, tokens and the true number of updates; the learning rate at every one of them; peak memory by part,
+whether it fits, and the largest micro-batch that does; and all warnings.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+from rich.table import Table
+
+from agent_tunix.config.guidance import warnings
+from agent_tunix.config.schema import Config
+from agent_tunix.engine.metrics import Record
+from agent_tunix.errors import UserError
+from agent_tunix.models.lora import select_modules
+from agent_tunix.models.sources import find_checkpoint
+from agent_tunix.models.tokenizer import load_tokenizer
+from agent_tunix.workflows import memory, setup
+from agent_tunix.workflows.curve import as_svg, in_characters
+from agent_tunix.workflows.plan import Plan, make_plan
+
+USABLE = 0.92  # of a card's memory; the rest goes to the runtime and to fragments
+
+
+def run(cfg: Config, output: Path, console: Console) -> Record:
+    """Shows the plan and saves the learning rate's picture; returns what was shown."""
+    count, width, notes = _examples(cfg, console)
+    plan = make_plan(cfg, count or cfg.training.prompts_per_step * (cfg.training.num_batches or 0))
+    rates = [plan.schedule(t) for t in range(1, plan.total_steps + 1)]
+    shapes = _shapes(cfg, width)
+    parts, (device, limit) = memory.estimate(shapes), _card()
+    record: Record = {
+        "parameters": _parameters(cfg, shapes),
+        "counts": _counts(cfg, plan),
+        "learning_rate": _landmarks(plan, rates),
+        "memory_gb": {name: round(size, 3) for name, size in parts.items()},
+        "device": {"name": device, "memory_gb": round(limit, 1), "fits": parts["peak"] <= USABLE * limit},
+        "largest_micro_batch_size": memory.largest_micro_batch(shapes, USABLE * limit),
+        "warnings": [*notes, *warnings(cfg, count)],
+    }
+    output.mkdir(parents=True, exist_ok=True)
+    picture = output / "learning_rate.svg"
+    picture.write_text(as_svg(rates, f"{cfg.scheduler.scheduler_name}, peak {cfg.optimizer.learning_rate:g}"))
+    _show(record, rates, picture, console)
+    return record
+
+
+def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]]:
+    """Training examples (None: out of reach), the width of their prompts, and what could not be known from here."""
+    longest = cfg.generation.max_prompt_length
+    local = cfg.model.weights.startswith("package:") or Path(cfg.model.weights).expanduser().exists()
+    try:
+        if local:
+            task = setup.load_task(cfg, load_tokenizer(find_checkpoint(cfg.model.weights)), console.print)
+            return len(task.train), task.prompt_width, []
+        rows = setup.load_rows(cfg, "train", cfg.data.num_examples, console.print)
+        return len(rows), longest, ["the tokenizer is not here: prompts that are too long are counted in"]
+    except UserError as fault:
+        if cfg.training.num_batches is None:
+            raise
+        why = str(fault).splitlines()[0]
+        return None, longest, [f"the data is out of reach, so training.num_batches is taken at its word ({why})"]
+
+
+def _shapes(cfg: Config, width: int) -> memory.Shapes:
+    arch = setup.architecture(cfg.model)
+    supervised = cfg.training.method == "supervised"
+    return memory.Shapes(
+        arch=arch,
+        lora_rank=cfg.model.lora_rank,
+        modules=select_modules(cfg.model.lora_module_path, arch.num_layers) if cfg.model.lora_rank else (),
+        bytes_per_weight=jnp.dtype(cfg.model.dtype).itemsize,
+        prompts=cfg.training.prompts_per_step,
+        micro_batch=cfg.training.micro_batch_size,
+        generations=1 if supervised else cfg.grpo.num_generations,
+        evaluated=min(cfg.evaluation.batch_size, cfg.evaluation.num_examples),
+        prompt_length=width,
+        completion_length=cfg.generation.max_generation_steps,
+    )
+
+
+def _card() -> tuple[str, float]:
+    """The device found, and its memory in GB; a CPU's is the machine's."""
+    device = jax.local_devices()[0]
+    stats = device.memory_stats() or {}
+    limit = stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return device.device_kind, limit / memory.GIGABYTE
+
+
+def _parameters(cfg: Config, shapes: memory.Shapes) -> Record:
+    total = memory.base_parameters(shapes.arch)
+    adapters = memory.adapter_parameters(shapes.arch, shapes.modules, shapes.lora_rank)
+    return {"total": total + adapters, "trainable": adapters if cfg.model.lora_rank else total}
+
+
+def _counts(cfg: Config, plan: Plan) -> Record:
+    prompts = plan.total_batches * cfg.training.prompts_per_step
+    completions = prompts * (cfg.grpo.num_generations if cfg.training.method == "grpo" else 1)
+    return {
+        "prompts": prompts,
+        "completions": completions,
+        "tokens at most": completions * cfg.generation.max_generation_steps,
+        "batches": plan.total_batches,
+        "micro-batches an update": cfg.training.prompts_per_step // cfg.training.micro_batch_size,
+        "updates": plan.total_steps,
+    }
+
+
+def _landmarks(plan: Plan, rates: list[float]) -> dict[str, float]:
+    """The rate at the updates that a person would ask about."""
+    places = {"first": 1, "end of warm-up": max(plan.warmup_steps, 1), "middle": (len(rates) + 1) // 2, "last": len(rates)}
+    return {f"{name} (update {t})": rates[t - 1] for name, t in places.items()}
+
+
+def _show(record: Record, rates: list[float], picture: Path, console: Console) -> None:
+    for title, section in (("parameters", "{:,}"), ("counts", "{:,}"), ("learning_rate", "{:.3g}"), ("memory_gb", "{:.2f}")):
+        table = Table(title=title.replace("_", " "), show_header=False, title_justify="left")
+        for name, value in record[title].items():
+            table.add_row(name, section.format(value))
+        console.print(table)
+        if title == "learning_rate":
+            console.print(in_characters(rates), highlight=False, markup=False)
+            console.print(f"picture: {picture}", soft_wrap=True)
+    device = record["device"]
+    verdict = "fits" if device["fits"] else "does NOT fit"
+    console.print(
+        f"It {verdict} {device['name']} ({device['memory_gb']} GB); "
+        f"the largest training.micro_batch_size that fits is {record['largest_micro_batch_size']}."
+    )
+    for line in record["warnings"]:
+        console.print(f"warning: {line}", style="yellow", markup=False, soft_wrap=True)

@@ -1,0 +1,68 @@
+"""`agent-tunix plan` tells what the run then does."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from agent_tunix.engine.metrics import read_records
+
+RUN = ["model=gemma3_tiny", "training.num_batches=3", "grpo.num_iterations=2", "evaluation.num_examples=16"]
+
+
+def test_the_plan_is_what_the_run_does(command, tmp_path):
+    planned = command("plan", *RUN, "hydra.run.dir=plan")
+    assert planned.code == 0, planned.err
+    assert not list(tmp_path.rglob("metrics.jsonl"))
+    assert (tmp_path / "plan" / "learning_rate.svg").read_text().startswith("<svg")
+    assert command("train", *RUN, "hydra.run.dir=run").code == 0
+    records = read_records(tmp_path / "run" / "metrics.jsonl")
+    assert re.search(rf"updates\s+│\s+{len(records)}\b", planned.out)
+    for name, step in (("first", 1), ("end of warm-up", 1), ("middle", 3), ("last", 6)):
+        shown = re.search(rf"{name} \(update {step}\)\s+│\s+(\S+)", planned.out)
+        assert float(shown.group(1)) == pytest.approx(records[step - 1]["lr"], rel=1e-2)
+
+
+def test_dry_run_is_the_same(command):
+    assert command("train", *RUN, "dry_run=true", "hydra.run.dir=a").out.replace("a/", "") == command(
+        "plan", *RUN, "hydra.run.dir=b"
+    ).out.replace("b/", "")
+
+
+def test_a_real_model_is_planned_without_its_weights_or_data(command):
+    outcome = command("plan", "training.num_batches=100", "hydra.run.dir=plan")
+    assert outcome.code == 0, outcome.err
+    assert "275,692,160" in outcome.out, "268,098,176 weights and 7,593,984 of adapters of rank 32"
+    assert "out of reach" in outcome.out
+    assert "optimizer.learning_rate=3e-06 is low: 1e-05 to 3e-05 suit 270m" in outcome.out.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("optimizer.learning_rate=1e-3", "may diverge"),
+        ("optimizer.learning_rate=1e-6", "may learn very slowly"),
+        ("optimizer.weight_decay=0.5", "weight_decay=0.5 is outside the typical 0 to 0.1"),
+        ("optimizer.max_grad_norm=50", "exploding gradients"),
+        ("optimizer.warmup_ratio=0.5", "below the peak rate"),
+        ("optimizer.betas=[0.5,0.9]", "are unusual"),
+        ("optimizer.eps=0.1", "damped away"),
+    ],
+)
+def test_unusual_settings_are_warned_of_once(command, override, said):
+    rate = [] if "learning_rate" in override else ["optimizer.learning_rate=1e-5"]
+    outcome = command("plan", "+experiment=quick_test", *rate, override, "hydra.run.dir=plan")
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.count("warning:") == 1
+    assert said in outcome.out
+
+
+def test_usual_settings_are_not_warned_of(command, tmp_path):
+    assert "warning" not in command("plan", "+experiment=quick_test", "hydra.run.dir=plan").out
+    assert (
+        command("train", *RUN, "optimizer.learning_rate=1e-3", "hydra.run.dir=run", "training.on_divergence=ignore").code
+        == 0
+    )
+    assert len(json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"]) == 1
