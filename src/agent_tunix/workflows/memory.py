@@ -1,8 +1,8 @@
 """How much device memory a run will need, by part, from its shapes alone.
 
 Sizes that follow from shapes are counted. What the compiler keeps beside them (float32 temporaries of the residual stream,
-copies of logits, adapters and their gradients) is counted by factors fitted to peaks that an H200 reported for 270M and
-1B at several shapes; see benchmarks/2026-11-15-memory.md for measurement against estimate.
+copies of logits, adapters and their gradients) is counted by factors fitted to peaks that an H200 reported for 270M, 1B
+and 4B at several shapes; benchmarks/2026-11-15-memory.md sets measurement against estimate.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from agent_tunix.models.gemma3 import Architecture
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, module_shape
 
 FLOAT32 = 4
-RESIDUAL_COPIES = 20  # float32 copies of the residual stream while a layer is differentiated
-LOSS_LOGITS_COPIES = 2.5  # of one chunk of logits, in the loss and its gradient
+RESIDUAL_COPIES = 16.5  # float32 copies of the residual stream while a layer is differentiated
+SCORE_COPIES = 1.5  # of one layer's attention scores
+LAYER_COPIES = 11.5  # of one layer's weights, cut out of the stack and turned for the backward pass
+LOSS_LOGITS_COPIES = 1.2  # of one chunk of logits, in the loss and its gradient
 SAMPLER_LOGITS_COPIES = 8  # of the logits of one token a sequence, while it is drawn
 STORED_COPIES = 3  # parameters and two moments
-ADAPTER_TEMPORARIES = 5  # gradients, their sum, the change, and the casts of the adapters
+ADAPTER_TEMPORARIES = 3.5  # gradients, their sum, the change, and the casts of the adapters
 GIGABYTE = 1e9
 LARGEST_MICRO_BATCH = 4096
 
@@ -58,12 +60,12 @@ def estimate(s: Shapes) -> dict[str, float]:
     held = weights + STORED_COPIES * trainable
     if s.lora_rank == 0:  # the base, the policy cast from the masters, and the masters with their moments
         trainable = base_parameters(s.arch) * FLOAT32
-        temporaries, held = 0, 2 * weights + STORED_COPIES * trainable
+        temporaries, held = 0.0, 2 * weights + STORED_COPIES * trainable
     sequences = s.prompts * s.generations
     phases = {
         "rollout": _sampling(s, s.prompts, sequences),
         "evaluation": _sampling(s, s.evaluated, s.evaluated),
-        "update": temporaries + max(_update(s), trainable if s.lora_rank == 0 else 0),
+        "update": temporaries + max(_update(s), trainable if s.lora_rank == 0 else 0.0),
     }
     parts = {
         "weights": weights,
@@ -98,7 +100,9 @@ def _activations(s: Shapes) -> float:
     tokens = completion + s.micro_batch * s.prompt_length
     kept = arch.num_layers * tokens * (arch.embed_dim + 2 * arch.num_kv_heads * arch.head_dim) * s.bytes_per_weight
     scores = completion * arch.num_heads * (s.prompt_length + s.completion_length) * FLOAT32
-    return kept + scores + RESIDUAL_COPIES * completion * arch.embed_dim * FLOAT32
+    residual = completion * arch.embed_dim * FLOAT32
+    layer = (base_parameters(arch) - arch.vocab_size * arch.embed_dim) / arch.num_layers * s.bytes_per_weight
+    return kept + SCORE_COPIES * scores + RESIDUAL_COPIES * residual + LAYER_COPIES * layer
 
 
 def _chunk(s: Shapes) -> float:

@@ -1,0 +1,68 @@
+"""Peak device memory of one GRPO step with random weights, against the plan's estimate.
+
+    PYTHONPATH=src python benchmarks/memory.py 270m 4 4 256 512 4 32
+                                               size P G prompt completion micro_batch lora_rank
+
+One process a shape, since a device's peak is never reset. Run with XLA_PYTHON_CLIENT_PREALLOCATE=false.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from omegaconf import OmegaConf
+
+from agent_tunix.algorithm.optimizers import Hyperparameters
+from agent_tunix.config.schema import ArchitectureSection
+from agent_tunix.engine.rollout import Sampling, sample
+from agent_tunix.engine.update import init_state, reference_logprobs, update
+from agent_tunix.models import lora
+from agent_tunix.models.gemma3 import Architecture
+from agent_tunix.models.weights import init_weights
+from agent_tunix.tasks.datasets import left_pad
+from agent_tunix.types import Batch
+from agent_tunix.workflows.memory import Shapes, estimate
+
+TEMPERATURE = 0.9
+
+
+def architecture(size: str) -> Architecture:
+    section = OmegaConf.to_container(OmegaConf.load(f"conf/model/gemma3_{size}.yaml").architecture)
+    numbers = ArchitectureSection.model_validate(section).model_dump()
+    return Architecture(**numbers, query_scale=numbers.pop("query_pre_attn_scalar") ** -0.5)
+
+
+def peak_gb() -> float:
+    return jax.local_devices()[0].memory_stats()["peak_bytes_in_use"] / 1e9
+
+
+def main() -> None:
+    size = sys.argv[1]
+    P, G, S, C, micro, rank = map(int, sys.argv[2:8])
+    arch, rng = architecture(size), np.random.default_rng(0)
+    weights = init_weights(jax.random.key(0), arch, jnp.bfloat16)
+    modules = lora.select_modules("_proj", arch.num_layers)
+    trainable = lora.masters(weights)
+    if rank:
+        trainable = lora.init_adapters(jax.random.key(1), arch, modules, rank, float(rank))
+    prompts = left_pad([list(rng.integers(6, 1000, S)) for _ in range(P)], S, 0)
+    sampling = Sampling(TEMPERATURE, 50, 1.0, C, G, (1, 106), 0)
+    drawn = sample(*lora.policy(weights, trainable), prompts, jax.random.key(3), arch=arch, sampling=sampling)
+    after_rollout = (jax.block_until_ready(drawn), peak_gb())[1]
+    tokens, mask = drawn.tokens_BC, drawn.mask_BC
+    slices = P // micro
+    reference = reference_logprobs(prompts, tokens, mask, weights, None, TEMPERATURE, arch=arch, micro_batches=slices)
+    batch = Batch(prompts, tokens, mask, drawn.logprobs_BC, reference, jnp.asarray(rng.normal(size=P * G), jnp.float32))
+    h = Hyperparameters(1e-5, 0.01, 0.9, 0.999, 1e-8, 0.1, 0.08, 0.2, TEMPERATURE)
+    state, _ = update(init_state(trainable), batch, weights, h, jnp.inf, arch=arch, micro_batches=slices)
+    jax.block_until_ready(state)
+    planned = estimate(Shapes(arch, rank, modules, 2, P, micro, G, 1, S, C))["peak"]
+    print(f"{size} {P}x{G} {S}+{C} micro {micro} rank {rank}: rollout {after_rollout:.2f} GB, ", end="")
+    print(f"step {peak_gb():.2f} GB, planned {planned:.2f} GB ({planned / peak_gb() - 1:+.1%})")
+
+
+if __name__ == "__main__":
+    main()
