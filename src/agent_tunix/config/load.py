@@ -48,8 +48,12 @@ def validate(composed: DictConfig | Mapping[str, Any], kind: type[C]) -> C:
 
 def _impossible(container: Any) -> Iterable[str]:
     """Faults between sections. They are looked for in the raw values, so that a fault elsewhere does not hide them."""
-    rate = container.get("optimizer", {}).get("learning_rate")
-    lr_min = container.get("scheduler", {}).get("lr_min")
+
+    def number(section: str, key: str) -> Any:
+        values = container.get(section)
+        return values.get(key) if isinstance(values, dict) else None
+
+    rate, lr_min = number("optimizer", "learning_rate"), number("scheduler", "lr_min")
     if isinstance(rate, int | float) and isinstance(lr_min, int | float) and lr_min > rate > 0:
         yield f"scheduler.lr_min={_shown(lr_min)} is above optimizer.learning_rate={_shown(rate)}; lower it"
 

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from agent_tunix.config.guidance import rate_range, warnings
+from agent_tunix.config.load import config_folder, validate
+from agent_tunix.config.schema import Config
+
+
+def config(*overrides: str) -> Config:
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        return validate(compose("config", overrides=list(overrides)), Config)
+
+
+@pytest.mark.parametrize(
+    ("model", "low", "high"), [("gemma3_270m", 1e-5, 3e-5), ("gemma3_1b", 1e-6, 1e-5), ("gemma3_4b", 1e-6, 3e-6)]
+)
+def test_the_ranges_are_the_references(model, low, high):
+    assert rate_range(config(f"model={model}"), None)[:2] == (low, high)
+    assert warnings(config(f"model={model}", f"optimizer.learning_rate={low}")) == []
+    assert warnings(config(f"model={model}", f"optimizer.learning_rate={high}")) == []
+    assert len(warnings(config(f"model={model}", f"optimizer.learning_rate={2 * high}"))) == 1
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        ("model=gemma3_4b", "training.micro_batch_size=1", "optimizer.learning_rate=1e-6"),
+        ("model=gemma3_270m", "training.micro_batch_size=8", "optimizer.learning_rate=1e-4"),
+    ],
+)
+def test_the_references_own_adjustments_are_not_warned_of(example):
+    assert warnings(config(*example)) == []
+
+
+def test_training_all_weights_and_little_data_ask_for_less():
+    usual = rate_range(config(), 5000)[1]
+    assert rate_range(config("model.lora_rank=0"), 5000)[1] == pytest.approx(usual / 10)
+    assert rate_range(config(), 100)[1] == pytest.approx(usual / 3)
+    assert "100 examples" in warnings(config("optimizer.learning_rate=3e-5"), 100)[0]
+
+
+def test_a_warning_names_the_key_the_danger_and_the_remedy():
+    (line,) = warnings(config("optimizer.learning_rate=1e-2"))
+    for part in ("optimizer.learning_rate=0.01", "may diverge", "set optimizer.learning_rate=3e-05"):
+        assert part in line

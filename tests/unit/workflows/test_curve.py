@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from agent_tunix.workflows.curve import COLUMNS, as_svg, in_characters
+
+rates = st.lists(st.floats(0, 1), min_size=1, max_size=300)
+
+
+@given(rates)
+def test_any_curve_can_be_drawn(values):
+    lines = in_characters(values).splitlines()
+    assert len(lines) == 10
+    assert max(map(len, lines)) <= COLUMNS + 30
+    ElementTree.fromstring(as_svg(values, "rate"))
+
+
+def test_a_ramp_fills_its_lower_right_half():
+    rows = [line.split("|")[1] for line in in_characters([i / 59 for i in range(60)]).splitlines()[:8]]
+    assert rows[0].lstrip() != rows[0], "only the end reaches the top"
+    assert rows[-1].count("█") > 50

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from agent_tunix.models.gemma3 import Architecture
+from agent_tunix.models.lora import ATTENTION, FEED_FORWARD
+from agent_tunix.workflows.memory import Shapes, adapter_parameters, base_parameters, estimate, largest_micro_batch
+
+MODELS = Path(__file__).parents[3] / "conf" / "model"
+MODULES = ATTENTION + FEED_FORWARD
+
+# Peaks that an H200 reported: benchmarks/2026-11-15-memory.md. Size, P, G, S, C, micro-batch, rank, GB.
+MEASURED = [
+    ("270m", 4, 4, 256, 512, 4, 32, 2.05),
+    ("270m", 16, 8, 256, 512, 16, 32, 8.00),
+    ("270m", 8, 4, 128, 1024, 2, 8, 1.75),
+    ("270m", 8, 16, 64, 304, 4, 64, 2.99),
+    ("1b", 4, 4, 256, 512, 4, 32, 4.78),
+    ("1b", 8, 8, 256, 256, 4, 16, 4.57),
+    ("1b", 16, 4, 256, 512, 8, 32, 7.09),
+    ("4b", 4, 4, 256, 256, 2, 16, 12.41),
+    ("270m", 4, 4, 256, 512, 4, 0, 5.87),
+    ("1b", 8, 4, 512, 256, 8, 0, 21.43),
+]
+
+
+def architecture(size: str) -> Architecture:
+    numbers = OmegaConf.to_container(OmegaConf.load(MODELS / f"gemma3_{size}.yaml").architecture)
+    return Architecture(**numbers, query_scale=numbers.pop("query_pre_attn_scalar") ** -0.5)
+
+
+def shapes(size="270m", P=4, G=4, S=256, C=512, micro=4, rank=32) -> Shapes:
+    return Shapes(architecture(size), rank, MODULES, 2, P, micro, G, 1, S, C)
+
+
+@pytest.mark.parametrize(("size", "P", "G", "S", "C", "micro", "rank", "peak"), MEASURED)
+def test_the_estimate_is_within_fifteen_percent_of_what_the_device_reported(size, P, G, S, C, micro, rank, peak):
+    assert estimate(shapes(size, P, G, S, C, micro, rank))["peak"] == pytest.approx(peak, rel=0.15)
+
+
+@pytest.mark.parametrize(("size", "millions"), [("270m", 268.1), ("1b", 999.9), ("4b", 3880.3)])
+def test_parameters_are_those_of_the_published_models(size, millions):
+    assert base_parameters(architecture(size)) / 1e6 == pytest.approx(millions, abs=0.05)
+
+
+def test_adapters_are_counted_as_they_are_made():
+    import jax
+
+    from agent_tunix.models.lora import init_adapters
+
+    arch = architecture("tiny")
+    made = jax.eval_shape(lambda: init_adapters(jax.random.key(0), arch, ("q_proj", "down_proj"), 3, 3.0))
+    assert adapter_parameters(arch, ("q_proj", "down_proj"), 3) == sum(leaf.size for leaf in jax.tree.leaves(made))
+
+
+@given(st.sampled_from(["P", "G", "S", "C", "micro", "rank"]), st.integers(1, 64))
+def test_more_of_anything_never_takes_less(name, factor):
+    base = shapes()
+    grown = {"P": "prompts", "G": "generations", "S": "prompt_length", "C": "completion_length"}
+    field = grown.get(name, "micro_batch" if name == "micro" else "lora_rank")
+    more = dataclasses.replace(base, **{field: getattr(base, field) * factor})
+    assert estimate(more)["peak"] >= estimate(base)["peak"]
+
+
+@pytest.mark.parametrize("limit", [1.0, 5.0, 24.0, 80.0])
+def test_the_largest_micro_batch_fits_and_the_next_does_not(limit):
+    base = shapes()
+    size = largest_micro_batch(base, limit)
+
+    def peak(micro: int) -> float:
+        return estimate(dataclasses.replace(base, micro_batch=micro, prompts=max(micro, base.prompts)))["peak"]
+
+    assert size == 0 or peak(size) <= limit
+    assert peak(size + 1) > limit
