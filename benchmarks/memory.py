@@ -32,7 +32,8 @@ TEMPERATURE = 0.9
 def architecture(size: str) -> Architecture:
     section = OmegaConf.to_container(OmegaConf.load(f"conf/model/gemma3_{size}.yaml").architecture)
     numbers = ArchitectureSection.model_validate(section).model_dump()
-    return Architecture(**numbers, query_scale=numbers.pop("query_pre_attn_scalar") ** -0.5)
+    query_scale = numbers.pop("query_pre_attn_scalar") ** -0.5
+    return Architecture(**numbers, query_scale=query_scale)
 
 
 def peak_gb() -> float:

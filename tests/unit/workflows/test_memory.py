@@ -32,7 +32,8 @@ MEASURED = [
 
 def architecture(size: str) -> Architecture:
     numbers = OmegaConf.to_container(OmegaConf.load(MODELS / f"gemma3_{size}.yaml").architecture)
-    return Architecture(**numbers, query_scale=numbers.pop("query_pre_attn_scalar") ** -0.5)
+    query_scale = numbers.pop("query_pre_attn_scalar") ** -0.5
+    return Architecture(**numbers, query_scale=query_scale)
 
 
 def shapes(size="270m", P=4, G=4, S=256, C=512, micro=4, rank=32) -> Shapes:
