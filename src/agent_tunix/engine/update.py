@@ -1,4 +1,4 @@
-"""One optimizer update from one batch: log-probabilities, GRPO loss, gradient, AdamW.
+"""One optimizer update from one batch: log-probabilities, GRPO loss, gradient, optimizer.
 
 A batch larger than a micro-batch is run in slices of whole groups whose gradients are added, so the result does
 not depend on how it was sliced. A group's prompt is read once and its gradient flows back from all its completions.
@@ -31,15 +31,27 @@ class UpdateStats:
     update_survival: jax.Array
 
 
-def init_state(trainable: Trainable) -> TrainState:
-    return TrainState(trainable, optimizers.init(trainable), jnp.zeros((), jnp.int32))
+def init_state(trainable: Trainable, optimizer: str = "adamw") -> TrainState:
+    return TrainState(trainable, optimizers.init(trainable, optimizer), jnp.zeros((), jnp.int32))
 
 
-@partial(jax.jit, static_argnames=("arch", "micro_batches"), donate_argnames="state")
+def evaluation_trainable(state: TrainState, optimizer: str) -> Trainable:
+    """What a state has learnt, to be evaluated and exported; it is not always the very point that is trained."""
+    return optimizers.evaluation_params(state.optimizer, state.trainable, optimizer)
+
+
+@partial(jax.jit, static_argnames=("arch", "micro_batches", "optimizer"), donate_argnames="state")
 def update(
-    state: TrainState, batch: Batch, weights: Weights, h: Hyperparameters, *, arch: Architecture, micro_batches: int
+    state: TrainState,
+    batch: Batch,
+    weights: Weights,
+    h: Hyperparameters,
+    *,
+    arch: Architecture,
+    micro_batches: int,
+    optimizer: str = "adamw",
 ) -> tuple[TrainState, UpdateStats]:
-    """One step of the optimizer."""
+    """One step of the optimizer of that name."""
     zeros = jax.tree.map(jnp.zeros_like, state.trainable)
 
     def accumulate(carry, part):
@@ -52,11 +64,11 @@ def update(
     grads = jax.tree.map(lambda g: g / sequences, total)
     stats = jax.tree.map(lambda s: s.sum() / sequences, stats)
 
-    trainable, optimizer, change = optimizers.step(grads, state.optimizer, state.trainable, h)
+    trainable, moments, change = optimizers.step(grads, state.optimizer, state.trainable, h, optimizer)
     survival = _share_changed(state.trainable, trainable)
     lr = jnp.asarray(h.learning_rate)
     stats = UpdateStats(stats, lr, optax.tree.norm(grads), optax.tree.norm(change), survival)
-    return TrainState(trainable, optimizer, state.step + 1), stats
+    return TrainState(trainable, moments, state.step + 1), stats
 
 
 @partial(jax.jit, static_argnames=("arch", "micro_batches"))

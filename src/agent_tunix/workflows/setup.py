@@ -15,7 +15,7 @@ from agent_tunix.config.schema import Config, DataSection, ModelSection
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.rng import Purpose, step_key
 from agent_tunix.engine.rollout import Sampling
-from agent_tunix.engine.update import init_state
+from agent_tunix.engine.update import evaluation_trainable, init_state
 from agent_tunix.errors import UserError
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters, Trainable, init_adapters, masters, merge, select_modules
@@ -139,8 +139,9 @@ def load_trained(folder: str, cfg: Config, model: Model, step: int | None = None
     """What a run has learnt by a step (default: the last), and that step."""
     like = _fresh_adapters(cfg, model.arch) if cfg.model.lora_rank > 0 else masters(model.weights)
     checkpoints = Checkpoints(Path(folder) / "checkpoints", cfg.training.max_checkpoints_to_keep)
-    state, _ = checkpoints.restore(init_state(like), step)
-    return state.trainable, int(state.step)
+    optimizer = cfg.optimizer.optimizer_name
+    state, _ = checkpoints.restore(init_state(like, optimizer), step)
+    return evaluation_trainable(state, optimizer), int(state.step)
 
 
 def _fresh_adapters(cfg: Config, arch: Architecture) -> Adapters:
