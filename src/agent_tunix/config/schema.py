@@ -52,7 +52,7 @@ class ArchitectureSection(Section):
 
 
 class ModelSection(Section):
-    model_family: Literal["gemma3"] = Field(description="Architecture family.")
+    model_family: Literal["gemma3"] = Field(description="Architecture family; a checkpoint of another is refused.")
     model_size: str = Field(description="Name of the size, for display.")
     weights: str = Field(
         description="Where the weights are: a repository of the Hugging Face hub, a folder of safetensors or of an Orbax "

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config, DataSection, ModelSection
@@ -80,7 +83,7 @@ def load_model(cfg: Config) -> Model:
 
 def _load_checkpoint(section: ModelSection) -> Model:
     checkpoint = find_checkpoint(section.weights)
-    arch = read_architecture(checkpoint, architecture(section))
+    arch = read_architecture(checkpoint, architecture(section), section.model_family)
     _check_architecture(section, arch)
     tokenizer = load_tokenizer(checkpoint)
     return Model(load_weights(checkpoint, arch, jnp.dtype(section.dtype)), arch, tokenizer)
@@ -106,6 +109,13 @@ def _check_architecture(section: ModelSection, found: Architecture) -> None:
             + "\n  ".join(differing)
             + "\nChoose the model group that fits the checkpoint, as in model=gemma3_1b, or set these keys."
         )
+
+
+def placement(section: ModelSection) -> NamedSharding:
+    """Where a run's state lies: whole, on the devices of the mesh."""
+    shape, axes = section.mesh_shape
+    devices = jax.local_devices()[: math.prod(shape)]
+    return NamedSharding(Mesh(np.array(devices).reshape(shape), axes), PartitionSpec())
 
 
 def new_trainable(cfg: Config, model: Model) -> Trainable:

@@ -68,7 +68,7 @@ def run(cfg: Config, path: Path, console: Console) -> Record:
     r = prepare(cfg, console)
     # All of the state is put in one place, so that the second update finds it where the first did.
     trainable = setup.new_trainable(cfg, r.model)
-    fresh = jax.device_put(init_state(trainable, cfg.optimizer.optimizer_name), jax.local_devices()[0])
+    fresh = jax.device_put(init_state(trainable, cfg.optimizer.optimizer_name), setup.placement(cfg.model))
     checkpoints = Checkpoints(path / "checkpoints", cfg.training.max_checkpoints_to_keep)
     state, position = checkpoints.restore(fresh) if checkpoints.steps() else (fresh, 0)
     folder = RunFolder(path, int(state.step))
