@@ -1,4 +1,4 @@
-"""Writes docs/configuration/keys.md from the schema and the YAML files: `make docs`."""
+"""Writes docs/configuration/keys.md and the curves of the schedules from the schema and the YAML files: `make docs`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from agent_tunix.config.load import config_folder, keys
+from agent_tunix.algorithm.schedules import SCHEDULES
+from agent_tunix.config.load import config_folder, keys, validate
 from agent_tunix.config.schema import Config
+from agent_tunix.workflows.plan import make_plan
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration" / "keys.md"
+CURVES = PAGE.parent / "schedules"
+UPDATES, WIDTH, HEIGHT, MARGIN = 100, 480, 160, 24
 HEAD = """# Every configuration key
 
 Generated from the schema by `make docs`. Defaults are those of `python run_training.py` with no overrides; a group's
@@ -33,6 +37,41 @@ def render() -> str:
     return "\n".join(lines) + "\n"
 
 
+def curves() -> dict[Path, str]:
+    """A picture of each schedule as its YAML file ships it, over a run of 100 updates at the default peak."""
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        run = ["training.micro_batch_size=1", f"training.num_batches={UPDATES}"]
+        configs = {name: validate(compose("config", [f"scheduler={name}", *run]), Config) for name in SCHEDULES}
+    pictures = {}
+    for name, cfg in configs.items():
+        schedule = make_plan(cfg, UPDATES).schedule
+        shares = [schedule(t) / cfg.optimizer.learning_rate for t in range(1, UPDATES + 1)]
+        pictures[CURVES / f"{name}.svg"] = drawn(name, shares)
+    return pictures
+
+
+def drawn(name: str, shares: list[float]) -> str:
+    """An SVG of one line: the share of the peak at every update, between a floor at 0 and a ceiling at the peak."""
+    bottom, right = HEIGHT - MARGIN, WIDTH - MARGIN
+    across = (right - MARGIN) / (len(shares) - 1)
+    points = " ".join(
+        f"{MARGIN + i * across:.1f},{bottom - share * (bottom - MARGIN):.1f}" for i, share in enumerate(shares)
+    )
+    text = 'font-family="sans-serif" font-size="11" fill="#666"'
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" role="img" aria-label="{name}">',
+            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
+            f'<path d="M{MARGIN},{MARGIN}H{right}M{MARGIN},{bottom}H{right}" stroke="#ccc" fill="none"/>',
+            f'<polyline points="{points}" stroke="#1a73e8" stroke-width="2" fill="none"/>',
+            f'<text x="{MARGIN}" y="{MARGIN - 6}" {text}>learning_rate</text>',
+            f'<text x="{MARGIN}" y="{HEIGHT - 8}" {text}>update 1</text>',
+            f'<text x="{right}" y="{HEIGHT - 8}" text-anchor="end" {text}>update {len(shares)}</text>',
+            "</svg>\n",
+        ]
+    )
+
+
 def shown(value: Any) -> str:
     if OmegaConf.is_config(value):
         value = OmegaConf.to_container(value)
@@ -50,3 +89,6 @@ def bounds(field: Any) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(render())
+    CURVES.mkdir(exist_ok=True)
+    for path, picture in curves().items():
+        path.write_text(picture)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.metrics import read_records
+from agent_tunix.engine.update import init_state
+from agent_tunix.workflows import setup
 
 SMALL = ["evaluation.num_examples=16"]
 
@@ -54,3 +58,18 @@ def test_a_folder_that_is_no_run_is_refused(command):
     outcome = command("evaluate", "run=nowhere")
     assert outcome.code == 2
     assert "no config.yaml" in outcome.err
+
+
+def test_a_schedule_free_run_is_evaluated_at_its_average(command, tmp_path):
+    """x = (y - (1 - beta1) z) / beta1, where y is what is trained and z takes the steps."""
+    free = ["optimizer=schedule_free_adamw", "optimizer.learning_rate=1e-5", "training.num_batches=4"]
+    assert command("train", "model=gemma3_tiny", *free, *SMALL, "hydra.run.dir=run").code == 0
+    cfg = setup.saved_config("run", "run")
+    model = setup.load_model(cfg)
+    learnt, step = setup.load_trained("run", cfg, model)
+    fresh = init_state(setup.new_trainable(cfg, model), "schedule_free_adamw")
+    state, _ = Checkpoints(tmp_path / "run" / "checkpoints", 1).restore(fresh)
+    assert step == 4
+    trained, iterate = state.trainable.b["q_proj"], state.optimizer[1].z.b["q_proj"]
+    assert np.abs(trained - learnt.b["q_proj"]).max() > 1e-7
+    np.testing.assert_allclose(learnt.b["q_proj"], (trained - 0.1 * iterate) / 0.9, rtol=1e-4, atol=1e-9)

@@ -49,13 +49,23 @@ def validate(composed: DictConfig | Mapping[str, Any], kind: type[C]) -> C:
 def _impossible(container: Any) -> Iterable[str]:
     """Faults between sections. They are looked for in the raw values, so that a fault elsewhere does not hide them."""
 
-    def number(section: str, key: str) -> Any:
-        values = container.get(section)
-        return values.get(key) if isinstance(values, dict) else None
+    def value(section: str, key: str) -> Any:
+        found = container.get(section)
+        return found.get(key) if isinstance(found, dict) else None
 
-    rate, lr_min = number("optimizer", "learning_rate"), number("scheduler", "lr_min")
-    if isinstance(rate, int | float) and isinstance(lr_min, int | float) and lr_min > rate > 0:
+    rate, lr_min = value("optimizer", "learning_rate"), value("scheduler", "lr_min")
+    if _numbers(rate, lr_min) and lr_min > rate > 0:
         yield f"scheduler.lr_min={_shown(lr_min)} is above optimizer.learning_rate={_shown(rate)}; lower it"
+    warmup, decay = value("optimizer", "warmup_ratio"), value("scheduler", "decay_ratio")
+    if value("scheduler", "warmup_steps") is None and _numbers(warmup, decay) and warmup + decay > 1:
+        yield f"optimizer.warmup_ratio={_shown(warmup)} and scheduler.decay_ratio={_shown(decay)} add up to more than 1"
+    rank = value("model", "lora_rank")
+    if value("optimizer", "decay_norms") is True and _numbers(rank) and rank > 0:
+        yield f"optimizer.decay_norms=true: adapters have no norms to decay; it needs model.lora_rank=0, not {rank}"
+
+
+def _numbers(*values: Any) -> bool:
+    return all(isinstance(value, int | float) for value in values)
 
 
 def report(lines: list[str]) -> str:

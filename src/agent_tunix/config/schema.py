@@ -59,7 +59,7 @@ class GuidanceSection(Section):
 
 
 class ModelSection(Section):
-    model_family: Literal["gemma3"] = Field(description="Architecture family.")
+    model_family: Literal["gemma3"] = Field(description="Architecture family; a checkpoint of another is refused.")
     model_size: str = Field(description="Name of the size, for display.")
     weights: str = Field(
         description="Where the weights are: a repository of the Hugging Face hub, a folder of safetensors or of an Orbax "
@@ -90,7 +90,9 @@ class ModelSection(Section):
 
 
 class OptimizerSection(Section):
-    optimizer_name: Literal["adamw"] = Field(description="Optimizer algorithm.")
+    optimizer_name: Literal["adamw", "adafactor", "lion", "muon", "sgd", "schedule_free_adamw"] = Field(
+        description="Optimizer algorithm."
+    )
     learning_rate: float = Field(gt=0, le=1, description="Peak step size; too high diverges, too low learns slowly.")
     weight_decay: float = Field(ge=0, lt=1, description="Decoupled decay of weights, as a share of the learning rate.")
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = Field(
@@ -99,13 +101,44 @@ class OptimizerSection(Section):
     eps: float = Field(gt=0, description="Added to the denominator; larger damps steps where gradients are tiny.")
     warmup_ratio: Share = Field(description="Fraction of the updates over which the rate rises from 0 to its peak.")
     max_grad_norm: float = Field(gt=0, description="A gradient of a greater global norm is scaled down to this.")
+    decay_norms: bool | None = Field(
+        default=None, description="Decay norms too where all weights are trained (lora_rank 0); null: no."
+    )
+
+    @model_validator(mode="after")
+    def _average_divides_by_beta1(self) -> OptimizerSection:
+        if self.optimizer_name == "schedule_free_adamw" and self.betas[0] == 0:
+            raise ValueError("schedule_free_adamw interpolates by betas[0], which must be above 0; 0.9 is usual")
+        return self
 
 
 class SchedulerSection(Section):
-    scheduler_name: Literal["warmup_cosine"] = Field(description="Shape of the learning rate over the run.")
+    scheduler_name: Literal["warmup_cosine", "constant", "linear", "wsd", "inverse_sqrt", "cosine_restarts"] = Field(
+        description="Shape of the learning rate over the run."
+    )
     warmup_steps: Annotated[int, Field(ge=0)] | None = Field(description="Updates of warm-up; null: from warmup_ratio.")
     total_steps: Positive | None = Field(description="Update at which lr_min is reached; null: the last of the run.")
-    lr_min: float = Field(ge=0, description="Learning rate of the last update.")
+    lr_min: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="Learning rate of the last update; all but constant."
+    )
+    decay_ratio: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="Last fraction of the updates, over which the rate falls to lr_min; wsd only."
+    )
+    num_cycles: Positive | None = Field(
+        default=None, description="Times that the rate falls from the peak to lr_min; cosine_restarts only."
+    )
+
+    @model_validator(mode="after")
+    def _has_just_the_keys_it_uses(self) -> SchedulerSection:
+        name = self.scheduler_name
+        uses = {"constant": [], "wsd": ["lr_min", "decay_ratio"], "cosine_restarts": ["lr_min", "num_cycles"]}
+        for key in ("lr_min", "decay_ratio", "num_cycles"):
+            given, used = getattr(self, key) is not None, key in uses.get(name, ["lr_min"])
+            if used and not given:
+                raise ValueError(f"scheduler_name={name} needs {key}; scheduler={name} on the command line gives one")
+            if given and not used:
+                raise ValueError(f"scheduler_name={name} does not use {key}; leave it out, or set scheduler.{key}=null")
+        return self
 
 
 class GrpoSection(Section):

@@ -1,4 +1,4 @@
-"""One optimizer update from one batch: log-probabilities, GRPO loss, gradient, AdamW.
+"""One optimizer update from one batch: log-probabilities, GRPO loss, gradient, optimizer.
 
 A batch larger than a micro-batch is run in slices of whole groups whose gradients are added, so the result does
 not depend on how it was sliced. A group's prompt is read once and its gradient flows back from all its completions.
@@ -32,11 +32,16 @@ class UpdateStats:
     applied: jax.Array
 
 
-def init_state(trainable: Trainable) -> TrainState:
-    return TrainState(trainable, optimizers.init(trainable), jnp.zeros((), jnp.int32))
+def init_state(trainable: Trainable, optimizer: str = "adamw") -> TrainState:
+    return TrainState(trainable, optimizers.init(trainable, optimizer), jnp.zeros((), jnp.int32))
 
 
-@partial(jax.jit, static_argnames=("arch", "micro_batches"), donate_argnames="state")
+def evaluation_trainable(state: TrainState, optimizer: str) -> Trainable:
+    """What a state has learnt, to be evaluated and exported; it is not always the very point that is trained."""
+    return optimizers.evaluation_params(state.optimizer, state.trainable, optimizer)
+
+
+@partial(jax.jit, static_argnames=("arch", "micro_batches", "optimizer"), donate_argnames="state")
 def update(
     state: TrainState,
     batch: Batch,
@@ -46,8 +51,9 @@ def update(
     *,
     arch: Architecture,
     micro_batches: int,
+    optimizer: str = "adamw",
 ) -> tuple[TrainState, UpdateStats]:
-    """One step of the optimizer; the step counts, but nothing else changes, where numbers are out of hand."""
+    """One step of the optimizer of that name; where numbers are out of hand the step counts, but nothing else changes."""
     zeros = jax.tree.map(jnp.zeros_like, state.trainable)
 
     def accumulate(carry, part):
@@ -60,15 +66,15 @@ def update(
     grads = jax.tree.map(lambda g: g / sequences, total)
     stats = jax.tree.map(lambda s: s.sum() / sequences, stats)
 
-    trainable, optimizer, change = optimizers.step(grads, state.optimizer, state.trainable, h)
+    trainable, moments, change = optimizers.step(grads, state.optimizer, state.trainable, h, optimizer)
     grad_norm = optax.tree.norm(grads)
     applied = jnp.isfinite(stats.loss) & jnp.isfinite(grad_norm) & ~(stats.kl > max_kl)
-    new, old = (trainable, optimizer), (state.trainable, state.optimizer)
-    trainable, optimizer = jax.tree.map(partial(jnp.where, applied), new, old)
+    new, old = (trainable, moments), (state.trainable, state.optimizer)
+    trainable, moments = jax.tree.map(partial(jnp.where, applied), new, old)
     survival = _share_changed(state.trainable, trainable)
     lr = jnp.asarray(h.learning_rate)
     stats = UpdateStats(stats, lr, grad_norm, optax.tree.norm(change), survival, applied)
-    return TrainState(trainable, optimizer, state.step + 1), stats
+    return TrainState(trainable, moments, state.step + 1), stats
 
 
 @partial(jax.jit, static_argnames=("arch", "micro_batches"))

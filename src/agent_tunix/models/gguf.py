@@ -56,11 +56,11 @@ SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes it
 class GgufFile:
     """The tensors of a .gguf file, dequantised, under Hugging Face's names."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, family: str = "gemma3"):
         self._path, self._reader = path, _open(path)
         kind = self._field("general.architecture")
-        if kind != "gemma3":
-            raise UserError(f"{path} holds a model of type {kind}; only gemma3 can be trained.")
+        if kind != family:
+            raise UserError(f"{path} holds a model of type {kind}; only {family} can be trained.")
         self._tensors = {_huggingface_name(tensor.name): tensor for tensor in self._reader.tensors}
         self.shapes = {name: tuple(int(n) for n in tensor.shape[::-1]) for name, tensor in self._tensors.items()}
 

@@ -46,8 +46,8 @@ TEXT = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?((?:embed_token
 NOT_TEXT = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector)\.|(?:language_model\.)?lm_head\.weight$")
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """A checkpoint's config.json; raises UserError where it is missing, broken or not Gemma 3's."""
+def read_config(folder: Path, family: str = "gemma3") -> dict[str, Any]:
+    """A checkpoint's config.json; raises UserError where it is missing, broken or of another family."""
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -56,14 +56,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (json.JSONDecodeError, UnicodeDecodeError) as fault:
         raise UserError(f"{path} is not JSON ({fault}); download it again.") from fault
     kind = config.get("model_type") if isinstance(config, dict) else None
-    if kind not in ("gemma3", "gemma3_text"):
-        raise UserError(f"{path} describes a model of type {kind}; only gemma3 and gemma3_text can be trained.")
+    if kind not in (family, f"{family}_text"):
+        raise UserError(f"{path} describes a model of type {kind}; only {family} and {family}_text can be trained.")
     return config
 
 
-def read_architecture(folder: Path) -> Architecture:
+def read_architecture(folder: Path, family: str = "gemma3") -> Architecture:
     """The architecture that a checkpoint's config.json describes."""
-    whole = read_config(folder)
+    whole = read_config(folder, family)
     config = {**whole, **(whole.get("text_config") or {})}
     _check_fixed(config, folder)
     config = {**DEFAULTS, **{key: value for key, value in config.items() if value is not None}}

@@ -50,13 +50,13 @@ class Tensors(Protocol):
     def read(self, name: str, dtype: np.dtype) -> np.ndarray: ...
 
 
-def read_architecture(checkpoint: Path, described: Architecture) -> Architecture:
+def read_architecture(checkpoint: Path, described: Architecture, family: str = "gemma3") -> Architecture:
     """The architecture by the checkpoint's own account; a number that its format does not record is as described."""
     if checkpoint.suffix == ".gguf":
-        return GgufFile(checkpoint).architecture(described)
+        return GgufFile(checkpoint, family).architecture(described)
     if is_orbax(checkpoint):
         return OrbaxFolder(checkpoint).architecture(described)
-    return huggingface.read_architecture(checkpoint)
+    return huggingface.read_architecture(checkpoint, family)
 
 
 def load_weights(checkpoint: Path, arch: Architecture, dtype: jnp.dtype) -> Weights:

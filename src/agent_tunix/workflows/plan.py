@@ -45,9 +45,20 @@ def make_plan(cfg: Config, num_examples: int) -> Plan:
             f"Warm-up of {warmup} updates is longer than the run of {min(horizon, total_steps)}: the rate would never reach "
             "its peak. Lower scheduler.warmup_steps or optimizer.warmup_ratio, or train longer."
         )
-    rate, lr_min = cfg.optimizer.learning_rate, cfg.scheduler.lr_min
-    schedule = schedules.warmup_cosine(rate, warmup, horizon, lr_min)
+    schedule = make_schedule(cfg, warmup, horizon)
     return Plan(per_epoch, total_batches, iterations, total_steps, warmup, schedule)
+
+
+def make_schedule(cfg: Config, warmup_steps: int, total_steps: int) -> Schedule:
+    """The schedule of that name with the keys that it uses; the schema has seen to it that just those are given."""
+    section = cfg.scheduler
+    keys = {"lr_min": section.lr_min, "decay_ratio": section.decay_ratio, "num_cycles": section.num_cycles}
+    if section.num_cycles is not None and section.num_cycles > max(total_steps - warmup_steps, 1):
+        raise UserError(
+            f"scheduler.num_cycles={section.num_cycles}: after warm-up there are only {total_steps - warmup_steps} updates."
+        )
+    used = {key: value for key, value in keys.items() if value is not None}
+    return schedules.SCHEDULES[section.scheduler_name](cfg.optimizer.learning_rate, warmup_steps, total_steps, **used)
 
 
 def hyperparameters(cfg: Config, plan: Plan, t: int, rate_scale: float = 1.0) -> Hyperparameters:
@@ -63,4 +74,5 @@ def hyperparameters(cfg: Config, plan: Plan, t: int, rate_scale: float = 1.0) ->
         kl_beta=cfg.grpo.beta,
         clip_epsilon=cfg.grpo.epsilon,
         temperature=cfg.generation.temperature,
+        norm_decay=o.weight_decay if o.decay_norms else 0.0,
     )

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config, DataSection, ModelSection
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.rng import Purpose, step_key
 from agent_tunix.engine.rollout import Sampling
-from agent_tunix.engine.update import init_state
+from agent_tunix.engine.update import evaluation_trainable, init_state
 from agent_tunix.errors import UserError
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters, Trainable, init_adapters, masters, merge, select_modules
@@ -80,7 +83,7 @@ def load_model(cfg: Config) -> Model:
 
 def _load_checkpoint(section: ModelSection) -> Model:
     checkpoint = find_checkpoint(section.weights)
-    arch = read_architecture(checkpoint, architecture(section))
+    arch = read_architecture(checkpoint, architecture(section), section.model_family)
     _check_architecture(section, arch)
     tokenizer = load_tokenizer(checkpoint)
     return Model(load_weights(checkpoint, arch, jnp.dtype(section.dtype)), arch, tokenizer)
@@ -106,6 +109,13 @@ def _check_architecture(section: ModelSection, found: Architecture) -> None:
             + "\n  ".join(differing)
             + "\nChoose the model group that fits the checkpoint, as in model=gemma3_1b, or set these keys."
         )
+
+
+def placement(section: ModelSection) -> NamedSharding:
+    """Where a run's state lies: whole, on the devices of the mesh."""
+    shape, axes = section.mesh_shape
+    devices = jax.local_devices()[: math.prod(shape)]
+    return NamedSharding(Mesh(np.array(devices).reshape(shape), axes), PartitionSpec())
 
 
 def new_trainable(cfg: Config, model: Model) -> Trainable:
@@ -139,8 +149,9 @@ def load_trained(folder: str, cfg: Config, model: Model, step: int | None = None
     """What a run has learnt by a step (default: the last), and that step."""
     like = _fresh_adapters(cfg, model.arch) if cfg.model.lora_rank > 0 else masters(model.weights)
     checkpoints = Checkpoints(Path(folder) / "checkpoints", cfg.training.max_checkpoints_to_keep)
-    state, _ = checkpoints.restore(init_state(like), step)
-    return state.trainable, int(state.step)
+    optimizer = cfg.optimizer.optimizer_name
+    state, _ = checkpoints.restore(init_state(like, optimizer), step)
+    return evaluation_trainable(state, optimizer), int(state.step)
 
 
 def _fresh_adapters(cfg: Config, arch: Architecture) -> Adapters:

@@ -20,7 +20,7 @@ from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.guard import MAX_ROLLBACKS, Interruption, Progress, fault_of
 from agent_tunix.engine.metrics import Clock, Record, RunFolder, cost_record, read_records, update_record
 from agent_tunix.engine.rng import Purpose
-from agent_tunix.engine.update import init_state, update
+from agent_tunix.engine.update import evaluation_trainable, init_state, update
 from agent_tunix.errors import DivergenceError
 from agent_tunix.tasks.datasets import Stream
 from agent_tunix.tasks.rewards import Scorer
@@ -72,7 +72,8 @@ def run(cfg: Config, path: Path, console: Console) -> Record:
     started = time.monotonic()
     r = prepare(cfg, console)
     # All of the state is put in one place, so that the second update finds it where the first did.
-    fresh = jax.device_put(init_state(setup.new_trainable(cfg, r.model)), jax.local_devices()[0])
+    trainable = setup.new_trainable(cfg, r.model)
+    fresh = jax.device_put(init_state(trainable, cfg.optimizer.optimizer_name), setup.placement(cfg.model))
     checkpoints = Checkpoints(path / "checkpoints", cfg.training.max_checkpoints_to_keep)
     state, progress = checkpoints.restore(fresh) if checkpoints.steps() else (fresh, Progress())
     folder = RunFolder(path, int(state.step))
@@ -131,7 +132,14 @@ def train_batch(r: Run, state: TrainState, progress: Progress, desk: Desk) -> tu
     for iteration in range(r.plan.iterations):
         h = hyperparameters(r.cfg, r.plan, int(state.step) + 1, progress.rate_scale)
         state, stats = update(
-            state, gathered.batch, r.model.weights, h, max_kl, arch=r.model.arch, micro_batches=r.micro_batches
+            state,
+            gathered.batch,
+            r.model.weights,
+            h,
+            max_kl,
+            arch=r.model.arch,
+            micro_batches=r.micro_batches,
+            optimizer=r.cfg.optimizer.optimizer_name,
         )
         if iteration == 0:  # later, the policy has moved away from the one that sampled
             mismatch_kl = float(stats.loss.mismatch_kl)
@@ -187,7 +195,8 @@ def evaluate_policy(r: Run, state: TrainState, desk: Desk) -> list[Record]:
     """Writes one line of evals.jsonl, unless that step has one; returns a few greedy completions to show."""
     step, examples = int(state.step), r.task.validation
     greedy = dataclasses.replace(r.sampling, temperature=0.0, num_generations=1)
-    common = (r.model, state.trainable, examples, r.task.prompt_width, r.cfg.evaluation.batch_size)
+    trainable = evaluation_trainable(state, r.cfg.optimizer.optimizer_name)
+    common = (r.model, trainable, examples, r.task.prompt_width, r.cfg.evaluation.batch_size)
     key = r.key(step, Purpose.EVALUATION)
     texts = complete(*common, greedy, key)
     if step not in [record["step"] for record in _validations(desk.folder)]:

@@ -1,11 +1,23 @@
 from __future__ import annotations
 
+import typing
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
 
-from agent_tunix.algorithm.schedules import warmup_cosine, warmup_steps_from_ratio
+from agent_tunix.algorithm.schedules import (
+    SCHEDULES,
+    constant,
+    cosine_restarts,
+    inverse_sqrt,
+    linear,
+    warmup_cosine,
+    warmup_steps_from_ratio,
+    wsd,
+)
+from agent_tunix.config.schema import SchedulerSection
 
 LONGEST = 3000
 
@@ -19,17 +31,109 @@ def plans(draw):
     return peak, draw(st.integers(0, total - 1)), total, lr_min
 
 
-def rates(peak, warmup_steps, total_steps, lr_min) -> np.ndarray:
+EXTRAS = {"wsd": {"decay_ratio": st.floats(0.01, 1)}, "cosine_restarts": {"num_cycles": st.integers(1, 7)}}
+DECAYING = [name for name in SCHEDULES if name != "constant"]
+
+
+@st.composite
+def any_schedule(draw, names=tuple(SCHEDULES)):
+    """A schedule of any shape, with the run that it was made for."""
+    name, (peak, warmup, total, lr_min) = draw(st.sampled_from(names)), draw(plans())
+    keys = {"lr_min": lr_min} if name in DECAYING else {}
+    keys |= {key: draw(values) for key, values in EXTRAS.get(name, {}).items()}
+    return SCHEDULES[name](peak, warmup, total, **keys), (peak, warmup, total, lr_min)
+
+
+def over_the_run(schedule, total_steps: int) -> np.ndarray:
     """The rates of all updates of a run."""
-    schedule = warmup_cosine(peak, warmup_steps, total_steps, lr_min)
     return np.array([schedule(t) for t in range(1, total_steps + 1)])
 
 
-@given(plans())
-def test_every_rate_lies_between_zero_and_the_peak(plan):
-    got = rates(*plan)
-    assert got.max() <= plan[0]
+def rates(peak, warmup_steps, total_steps, lr_min) -> np.ndarray:
+    return over_the_run(warmup_cosine(peak, warmup_steps, total_steps, lr_min), total_steps)
+
+
+@given(any_schedule())
+def test_every_rate_lies_between_zero_and_the_peak(drawn):
+    schedule, (peak, _, total, _) = drawn
+    got = over_the_run(schedule, total + 10)
+    assert got.max() <= peak
     assert got.min() >= 0
+
+
+@given(any_schedule())
+def test_warmup_is_the_references_in_all_of_them(drawn):
+    schedule, (peak, warmup, _, _) = drawn
+    np.testing.assert_array_equal(over_the_run(schedule, warmup), [peak * (t / warmup) for t in range(1, warmup + 1)])
+
+
+@given(any_schedule(DECAYING))
+def test_what_decays_ends_exactly_at_lr_min_and_stays_there(drawn):
+    schedule, (_, _, total, lr_min) = drawn
+    assert [schedule(t) for t in (total, total + 1, 10 * total)] == [lr_min] * 3
+
+
+@given(any_schedule([name for name in SCHEDULES if name != "cosine_restarts"]))
+def test_only_restarts_raise_the_rate_after_warmup(drawn):
+    schedule, (peak, warmup, total, _) = drawn
+    assert (np.diff(over_the_run(schedule, total)[warmup:]) <= peak * 1e-12).all()
+
+
+@given(plans())
+def test_constant_stays_at_the_peak_whatever_the_length_of_the_run(plan):
+    peak, warmup, total, _ = plan
+    assert {constant(peak, warmup, total)(t) for t in (warmup + 1, total, 10 * total)} == {peak}
+
+
+@given(plans())
+def test_linear_is_transformers_formula_above_lr_min(plan):
+    peak, warmup, total, lr_min = plan
+    t = np.arange(warmup + 1, total + 1)
+    want = lr_min + (peak - lr_min) * np.maximum(0, (total - t) / max(1, total - warmup))
+    np.testing.assert_allclose(over_the_run(linear(*plan), total)[warmup:], want, rtol=1e-9, atol=1e-12 * peak)
+
+
+@pytest.mark.parametrize(("warmup", "total", "ratio"), [(10, 100, 0.2), (0, 50, 0.5), (5, 40, 0.1)])
+def test_wsd_is_transformers_formula_with_a_linear_decay(warmup, total, ratio):
+    decay = round(ratio * total)
+    stable_end = total - decay
+    share = [1.0 if t <= stable_end else 1 - (t - stable_end) / decay for t in range(warmup + 1, total + 1)]
+    want = 0.01 + (1 - 0.01) * np.array(share)
+    got = over_the_run(wsd(1.0, warmup, total, 0.01, ratio), total)[warmup:]
+    np.testing.assert_allclose(got, want, rtol=1e-9)
+    assert (got == 1.0).sum() == stable_end - warmup
+
+
+def test_a_decay_of_wsd_that_would_reach_into_warmup_begins_after_it():
+    np.testing.assert_allclose(over_the_run(wsd(1.0, 6, 10, 0.0, 0.8), 10)[5:], [1.0, 0.75, 0.5, 0.25, 0.0])
+
+
+@given(st.integers(1, 300), st.integers(2, 300))
+def test_inverse_sqrt_is_the_transformers_papers_where_lr_min_is_its_last_rate(warmup, more):
+    total = warmup + more
+    got = over_the_run(inverse_sqrt(1.0, warmup, total, float(np.sqrt(warmup / total))), total)
+    t = np.arange(1, total + 1)
+    np.testing.assert_allclose(got, np.minimum(t / warmup, np.sqrt(warmup / t)), rtol=1e-9)
+
+
+@pytest.mark.parametrize("cycles", [1, 2, 3])
+def test_cosine_restarts_are_transformers_but_for_the_end_of_each_cycle(cycles):
+    """There, transformers has restarted already; here a cycle's last update is at lr_min, as the run's is."""
+    warmup, total = 5, 65
+    got = over_the_run(cosine_restarts(1.0, warmup, total, 0.0, cycles), total)[warmup:]
+    progress = np.arange(1, total - warmup + 1) / (total - warmup)
+    want = 0.5 * (1 + np.cos(np.pi * ((cycles * progress) % 1)))
+    want[(total - warmup) // cycles - 1 :: (total - warmup) // cycles] = 0.0
+    np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
+
+
+@given(plans())
+def test_one_cycle_is_the_plain_cosine(plan):
+    np.testing.assert_array_equal(over_the_run(cosine_restarts(*plan, num_cycles=1), plan[2]), rates(*plan))
+
+
+def test_the_schema_names_the_schedules_there_are():
+    assert set(typing.get_args(SchedulerSection.model_fields["scheduler_name"].annotation)) == set(SCHEDULES)
 
 
 def test_rounding_does_not_lift_the_rate_above_the_peak():
