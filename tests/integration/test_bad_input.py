@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -71,14 +72,19 @@ def test_words_the_tiny_model_does_not_know_are_refused(command, tmp_path):
     assert "does not know all words" in outcome.err
 
 
-@pytest.mark.parametrize("body", ["return float('nan')", "raise KeyError('oops')"])
-def test_a_faulty_reward_function_stops_the_run_with_its_name_and_the_completion(body, command, tmp_path):
+@pytest.mark.parametrize(
+    ("body", "code", "status"), [("return float('nan')", 3, "diverged"), ("raise KeyError('oops')", 2, "failed")]
+)
+def test_a_faulty_reward_function_stops_the_run_with_its_name_and_the_completion(
+    body, code, status, command, tmp_path, monkeypatch
+):
+    monkeypatch.delitem(sys.modules, "broken_reward", raising=False)
     (tmp_path / "broken_reward.py").write_text(f"def mine(prompt, completion, answer):\n    {body}\n")
     outcome = command("train", *TINY, "+reward.functions.mine=broken_reward.mine", "hydra.run.dir=out")
-    assert outcome.code == 2
+    assert outcome.code == code
     assert "reward function 'mine'" in outcome.err
     assert "on the completion" in outcome.err
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "failed"
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == status
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(command):
@@ -92,7 +98,7 @@ def test_the_default_model_without_weights_names_the_ways_to_get_them(command, m
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     outcome = command("train")
     assert outcome.code == 2
-    for way in ("huggingface.co/google/gemma-3-270m-it", "model.weights=", "+experiment=quick_test"):
+    for way in ("google/gemma-3-270m-it", "model.weights=<folder>", "+experiment=quick_test"):
         assert way in outcome.err
 
 
