@@ -1,0 +1,253 @@
+"""Every configuration key takes effect.
+
+Optimizer and scheduler keys: a changed value changes where a few updates lead, or the file's header says that the algorithm
+has no use for it. All others: some workflow reads them, or a changed value is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from functools import cache
+from pathlib import Path
+from typing import get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+
+from agent_tunix.algorithm.optimizers import ALGORITHMS
+from agent_tunix.algorithm.schedules import SCHEDULES
+from agent_tunix.config import schema
+from agent_tunix.config.load import config_folder, keys, validate
+from agent_tunix.config.schema import ArchitectureSection, Config, EvaluateConfig, ExportConfig, InferenceSection
+from agent_tunix.engine.update import init_state, update
+from agent_tunix.errors import UserError
+from agent_tunix.models import huggingface
+from agent_tunix.models.gemma3 import Architecture, Layers, Weights
+from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, init_adapters, masters, module_shape
+from agent_tunix.models.sources import find_checkpoint
+from agent_tunix.tasks.arithmetic import TEMPLATES
+from agent_tunix.types import Batch, Prompts
+from agent_tunix.workflows import evaluate, setup
+from agent_tunix.workflows.plan import hyperparameters, make_plan
+
+UPDATES = 6
+RUN = ["model=gemma3_tiny", "training.micro_batch_size=2", f"training.num_batches={UPDATES}", "optimizer.learning_rate=1e-2"]
+CHANGED = {
+    "learning_rate": "2e-2",
+    "weight_decay": "0.5",
+    "betas[0]": "[0.5,{1}]",
+    "betas[1]": "[{0},0.5]",
+    "eps": "1e-2",
+    "warmup_ratio": "0.5",
+    "max_grad_norm": "1.0",
+}
+UNUSED = {"adafactor": {"betas[0]"}, "lion": {"eps"}, "sgd": {"betas[1]", "eps"}}
+SCHEDULE_KEYS = {"warmup_steps": "3", "total_steps": "30", "lr_min": "5e-3", "decay_ratio": "0.8", "num_cycles": "2"}
+
+
+def configured(*overrides: str) -> Config:
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        plain = [f"++{o}" if "." in o.split("=")[0] else o for o in (*RUN, *overrides)]
+        return validate(compose("config", plain), Config)
+
+
+@cache
+def model() -> tuple[Architecture, Weights]:
+    """Two layers, drawn at random."""
+    arch = Architecture(12, 2, 8, 2, 1, 4, 16, 4, 2, 0.5, 100.0, 1000.0, 1.0, 1e-6)
+    keys = iter(jax.random.split(jax.random.key(0), 30))
+    sizes = {name: 4 if name in ("q_norm", "k_norm") else 8 for name in Layers.__annotations__ if name.endswith("norm")}
+    norms = {name: 0.3 * jax.random.normal(next(keys), (2, size)) for name, size in sizes.items()}
+    shapes = {module: module_shape(arch, module) for module in ATTENTION + FEED_FORWARD}
+    matrices = {m: jax.random.normal(next(keys), (2, *shape)) * shape[0] ** -0.5 for m, shape in shapes.items()}
+    embed, final = jax.random.normal(next(keys), (12, 8)), 0.3 * jax.random.normal(next(keys), (8,))
+    return arch, Weights(embed, Layers(**norms, **matrices), final)
+
+
+def batch(scale: float) -> Batch:
+    """Two prompts with two completions each; the gradient's norm goes with the scale."""
+    rng = np.random.default_rng(1)
+    prompts = Prompts(jnp.asarray(rng.integers(1, 12, (2, 4))), jnp.tile(jnp.arange(4), (2, 1)))
+    tokens_BC, mask_BC = jnp.asarray(rng.integers(1, 12, (4, 3))), jnp.ones((4, 3), bool)
+    return Batch(prompts, tokens_BC, mask_BC, None, None, scale * jnp.asarray([1.0, -1.0, 0.5, -0.5]))
+
+
+@cache
+def trajectory(*overrides: str) -> np.ndarray:
+    """Where the updates of a run lead, all numbers in a row, as the workflow would make them."""
+    cfg = configured(*overrides)
+    plan = make_plan(cfg, 64)
+    arch, weights = model()
+    adapters = init_adapters(jax.random.key(1), arch, ("q_proj", "v_proj", "down_proj"), 2, 4.0)
+    name = cfg.optimizer.optimizer_name
+    state = init_state(adapters if cfg.model.lora_rank else masters(weights), name)
+    for t in range(1, UPDATES + 1):
+        h = hyperparameters(cfg, plan, t)
+        state, _ = update(state, batch([0.01, 1, 100][t % 3]), weights, h, arch=arch, micro_batches=1, optimizer=name)
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.trainable)])
+
+
+@pytest.fixture
+def quick_compilation():
+    """Compiling is most of what a few updates of a tiny model take."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def header(group: str, name: str) -> str:
+    """The comment that a file opens with."""
+    return "".join(line for line in (config_folder() / group / f"{name}.yaml").open() if line.startswith("#"))
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("key", CHANGED)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_optimizer_key_changes_the_trajectory_or_the_file_says_that_it_is_not_used(name, key):
+    run = (f"optimizer={name}", "model.lora_rank=0" if name == "muon" else "model.lora_rank=2")  # Muon's rest is no adapter
+    plain, betas = trajectory(*run), configured(*run).optimizer.betas
+    changed = trajectory(*run, f"optimizer.{key.split('[')[0]}={CHANGED[key].format(*betas)}")
+    assert np.isfinite(changed).all()
+    unused = key in UNUSED.get(name, set())
+    assert np.array_equal(plain, changed) == unused
+    if unused:
+        assert f"{key} is not used" in header("optimizer", name)
+
+
+def test_the_keys_above_are_all_there_are():
+    fields = {key.split("[")[0] for key in CHANGED} | {"optimizer_name", "decay_norms"}
+    assert fields == set(schema.OptimizerSection.model_fields)
+    assert {*SCHEDULE_KEYS, "scheduler_name"} == set(schema.SchedulerSection.model_fields)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_every_algorithm_and_every_schedule_leads_elsewhere():
+    ends = [trajectory(f"optimizer={name}", "scheduler=linear") for name in ALGORITHMS]
+    ends += [trajectory(f"scheduler={name}") for name in SCHEDULES]
+    assert len({end.tobytes() for end in ends}) == len(ALGORITHMS) + len(SCHEDULES) - 1  # adamw with linear is in both
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_norms_are_decayed_only_where_told_to_be():
+    plain, decayed = (trajectory("model.lora_rank=0", f"optimizer.decay_norms={value}") for value in ("null", "true"))
+    assert not np.array_equal(plain, decayed)
+    assert np.array_equal(plain, trajectory("model.lora_rank=0", "optimizer.decay_norms=false"))
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("key", SCHEDULE_KEYS)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_scheduler_key_changes_the_trajectory_or_is_refused(name, key):
+    overrides = (f"scheduler={name}", f"scheduler.{key}={SCHEDULE_KEYS[key]}")
+    uses = {"warmup_steps", "total_steps"} | {"wsd": {"decay_ratio"}, "cosine_restarts": {"num_cycles"}}.get(name, set())
+    if key in uses | ({"lr_min"} if name != "constant" else set()):
+        assert not np.array_equal(trajectory(f"scheduler={name}"), trajectory(*overrides))
+    else:
+        with pytest.raises(UserError, match=f"scheduler_name={name} does not use {key}"):
+            configured(*overrides)
+
+
+@pytest.fixture
+def reads(monkeypatch) -> set[tuple[type, str]]:
+    """The fields that are read from now on, with the class that declares them; checks of the schema itself do not count."""
+    found: set[tuple[type, str]] = set()
+
+    def recording(section, name):
+        caller = sys._getframe(1).f_code
+        checking = caller.co_filename == schema.__file__ and caller.co_name.startswith("_")
+        if not checking and name in type(section).__pydantic_fields__:
+            found.add((declaring(type(section), name), name))
+        return object.__getattribute__(section, name)
+
+    monkeypatch.setattr(schema.Section, "__getattribute__", recording, raising=False)
+    return found
+
+
+def declaring(kind: type, name: str) -> type:
+    """The class that a field comes from: an evaluation's configuration inherits those of training."""
+    return next(parent for parent in kind.__mro__ if name in inspect.get_annotations(parent))
+
+
+def declared(kind: type, prefix: str = "") -> dict[tuple[type, str], str]:
+    """Every field of a schema with its dotted key."""
+    found = {}
+    for name, field in kind.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, schema.Section):
+            found |= declared(field.annotation, f"{prefix}{name}.")
+        else:
+            found[declaring(kind, name), name] = f"{prefix}{name}"
+    return found
+
+
+def table(path: Path) -> None:
+    texts = [TEMPLATES["sum"].format(name="Ann", thing="pears", a=a, b=b) for a in range(9) for b in range(9)]
+    path.write_text("".join(json.dumps({"q": text, "a": "#### 7"}) + "\n" for text in texts))
+
+
+def test_every_other_key_is_read_by_a_workflow(command, reads, tmp_path):
+    table(tmp_path / "rows.jsonl")
+    small = ["model=gemma3_tiny", "training.num_batches=2", "evaluation.num_examples=8"]
+    rows = ["data=jsonl", "data.path=rows.jsonl", "data.question_field=q", "data.answer_field=a", "data.system_prompt=''"]
+    for arguments in (
+        ["train", *small, "hydra.run.dir=first"],
+        ["train", *small, *rows, "data.answer_pattern='####\\s*(.+)'", "hydra.run.dir=second"],
+        ["evaluate", "run=first", "evaluation.num_examples=8"],
+        ["export", "run=first", "format=merged"],
+    ):
+        outcome = command(*arguments)
+        assert outcome.code == 0, outcome.err
+    consumed_whole = (ArchitectureSection, InferenceSection)  # by model_dump; the tests below are theirs
+    ours = declared(EvaluateConfig) | declared(ExportConfig)
+    assert {key for (kind, name), key in ours.items() if kind not in consumed_whole and (kind, name) not in reads} == set()
+
+
+@pytest.mark.parametrize("field", ArchitectureSection.model_fields)
+def test_a_number_of_the_architecture_that_is_not_the_checkpoints_is_refused(field):
+    value = getattr(configured().model.architecture, field)
+    with pytest.raises(UserError, match=r"is not the model that model\.architecture describes"):
+        setup.load_model(configured(f"model.architecture.{field}={value * 2}"))
+
+
+def test_a_checkpoint_of_another_family_is_refused():
+    assert get_args(schema.ModelSection.model_fields["model_family"].annotation) == ("gemma3",)
+    with pytest.raises(UserError, match="of type gemma3_text; only gemma4 and gemma4_text"):
+        huggingface.read_config(find_checkpoint("package:tiny"), "gemma4")
+
+
+def test_inference_settings_reach_the_sampler(command, monkeypatch):
+    seen = []
+    complete = evaluate.complete
+
+    def watched(*arguments):
+        seen.append(arguments[5])
+        return complete(*arguments)
+
+    monkeypatch.setattr(evaluate, "complete", watched)
+    settings = {"temperature": 0.3, "top_k": 7, "top_p": 0.6}
+    assert set(settings) == set(InferenceSection.model_fields)
+    arguments = [f"inference_config.{field}={value}" for field, value in settings.items()]
+    outcome = command("evaluate", "model=gemma3_tiny", "evaluation.num_examples=4", *arguments)
+    assert outcome.code == 0, outcome.err
+    assert {field: getattr(seen[0], field) for field in settings} == settings
+
+
+def test_the_summary_lists_the_settings_as_applied(command, tmp_path):
+    small = ["model=gemma3_tiny", "training.num_batches=4", "evaluation.num_examples=8", "hydra.run.dir=out"]
+    outcome = command("train", *small, "optimizer.eps=1e-7", "scheduler=wsd", "scheduler.decay_ratio=0.5")
+    assert outcome.code == 0, outcome.err
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    as_given = configured("optimizer.learning_rate=3e-6", "optimizer.eps=1e-7").optimizer.model_dump()
+    assert summary["optimizer"] == as_given
+    applied = {"warmup_steps": 1, "total_steps": 4, "lr_min": 1e-7, "decay_ratio": 0.5, "num_cycles": None}
+    assert summary["scheduler"] == {"scheduler_name": "wsd", **applied}
+    rates = [json.loads(line)["lr"] for line in (tmp_path / "out" / "metrics.jsonl").open()]
+    np.testing.assert_allclose(rates, [3e-6, 3e-6, 1.55e-6, 1e-7], rtol=1e-5)
+
+
+def test_every_key_is_known_here():
+    assert set(declared(EvaluateConfig).values()) == set(keys(EvaluateConfig))
