@@ -1,0 +1,184 @@
+"""Illnesses that any optimizer can have, and the signs by which each is known: one small function per illness.
+
+The loss of GRPO is near zero by construction (advantages sum to zero in each group), so a run is judged by its reward,
+held-out accuracy, KL divergence and gradient norm; a supervised run, which has no rewards, by its loss and accuracy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from agent_tunix.workflows.diagnosis.finding import Finding, Severity, unless
+from agent_tunix.workflows.diagnosis.records import RunRecords, late, trend
+from agent_tunix.workflows.diagnosis.remedies import rerun, scaled_rate
+from agent_tunix.workflows.diagnosis.signs import (
+    FEW,
+    SHORT,
+    learnt,
+    near_ceiling,
+    progress,
+    reversals,
+    reward_rose,
+    stands_still,
+    still_climbing,
+    swinging,
+    worst_fall,
+    would_see,
+)
+
+KL_EXPLODED = 5.0  # nats per token: the policy writes what its start would write with probability e^-5 a token
+KL_SLOW = 1e-2  # a demo run that learns well passes this after six steps, one at a tenth of its rate never
+SURVIVAL = 0.1  # share of weights an update changed; float32 adapters are above 0.4 from the first step on
+LATE_PEAK = 0.7  # share of the run before the rate's peak; the reference calls 0.2 a strong warm-up
+SPENT = 0.05  # share of the peak under which a rate no longer teaches
+CORE = ("loss", "grad_norm", "update_norm", "kl", "entropy", "reward/mean")
+
+
+def diverging(run: RunRecords) -> Finding | None:
+    """Numbers that are no longer numbers, a guard that stopped the run, or a KL or loss beyond all bounds."""
+    signs = [
+        f"{key} is not finite at {step_range(broken)}"
+        for key in CORE
+        if (
+            broken := [int(r["step"]) for r in run.metrics if key in r and r[key] is None and isinstance(r.get("step"), int)]
+        )
+    ]
+    if run.summary.get("status") == "diverged":
+        signs.append(f"the guard stopped the run after step {run.summary.get('steps', run.steps)}")
+    exploded = [(step, kl) for step, kl in run.series("kl") if kl >= KL_EXPLODED]
+    if exploded:
+        signs.append(
+            f"kl reached {max(kl for _, kl in exploded):.3g} nats a token at {step_range([s for s, _ in exploded])}"
+        )
+    loss = run.values("loss")
+    if run.supervised and len(loss) >= 3 and max(loss[-3:]) > 3 * loss[0] > 0:
+        signs.append(f"loss rose from {loss[0]:.3g} to {max(loss[-3:]):.3g}")
+    rollbacks = run.summary.get("rollbacks")
+    if isinstance(rollbacks, list) and rollbacks:
+        signs.append(f"the guard rolled back {len(rollbacks)} times")
+    if not signs:
+        return None
+    mended = run.summary.get("status") == "completed" and learnt(run)
+    clipping = {"optimizer.max_grad_norm": 0.01} if run.number("optimizer.max_grad_norm", 1.0) > 0.01 else {}
+    remedy = rerun(run, {**scaled_rate(run, 0.1), **clipping})
+    severity = Severity.MILD if mended else Severity.GRAVE
+    return Finding("diverging", severity, "; ".join(signs) + ": the learning rate is too high", remedy)
+
+
+def collapsed(run: RunRecords) -> Finding | None:
+    """Accuracy far below where it was, and no reward to show for it."""
+    fall = worst_fall(run)
+    if fall is None or reward_rose(run):
+        return None
+    first, last, name = fall
+    kl = late(run.values("kl"))
+    moved = f"; kl {kl:.2g} nats a token" if kl else "; kl is not measured with grpo.beta=0" if not run.supervised else ""
+    evidence = (
+        f"held-out {name} fell from {first} (step {first.step}) to {last} (step {last.step}, {last.n} problems){moved}"
+    )
+    return Finding("policy collapse", Severity.GRAVE, evidence, rerun(run, scaled_rate(run, 0.1)))
+
+
+def not_learning(run: RunRecords) -> Finding | None:
+    """Enough steps and problems to see a gain, and none; or a policy that has not moved."""
+    if run.steps < SHORT or learnt(run) or worst_fall(run) or near_ceiling(run):
+        return None
+    unmoved = stands_still(run)
+    if unmoved is None and not (run.steps >= FEW and would_see(run, 0.15)):
+        return None
+    evidence = f"{progress(run)} over {run.steps} steps"
+    if unmoved is not None:
+        return Finding("not learning", Severity.SERIOUS, f"{evidence}; {unmoved}", faster(run))
+    changes = {"grpo.num_generations": int(2 * run.number("grpo.num_generations", 4))}
+    evidence += "; the policy moves, but not towards the reward: the groups are too small or the reward says too little"
+    return Finding(
+        "not learning", Severity.SERIOUS, evidence, rerun(run, scaled_rate(run, 10) if run.supervised else changes)
+    )
+
+
+def oscillating(run: RunRecords) -> Finding | None:
+    """Accuracy, reward or supervised loss that goes up and down by far more than its noise."""
+    for name, points, amplitude in swinging(run):
+        turns = reversals([value for _, value in points], amplitude)
+        if turns >= 3 or (turns >= 2 and "accuracy" in name):
+            values = [value for _, value in points]
+            evidence = (
+                f"{name} turned {turns} times by more than {amplitude:.2g} between step {points[0][0]} and {points[-1][0]} "
+                f"(from {min(values):.3g} to {max(values):.3g}); noise alone explains a third of that"
+            )
+            remedy = rerun(run, {**scaled_rate(run, 1 / 3), "optimizer.warmup_ratio": 0.2})
+            return Finding("oscillating", Severity.SERIOUS, evidence, remedy)
+    return None
+
+
+def slow(run: RunRecords) -> Finding | None:
+    """It learns and is still climbing at the end, far from the ceiling, because its steps are small."""
+    if run.steps < FEW or near_ceiling(run) or not learnt(run):
+        return None
+    if run.supervised:
+        loss = trend(run.values("loss"))
+        small = loss is not None and loss.late > 0.8 * loss.early
+        evidence = f"loss fell only from {loss.early:.3g} to {loss.late:.3g}" if loss else ""
+    else:
+        kl = late(run.values("kl"))
+        small = kl is not None and 0 < kl < KL_SLOW and still_climbing(run)
+        evidence = f"{progress(run)} and still rising, kl only {kl:.2g} nats a token"
+    if not small:
+        return None
+    decay = {"optimizer.weight_decay": 0.0} if run.number("optimizer.weight_decay", 0.0) > 0 else {}
+    remedy = rerun(run, {**scaled_rate(run, 10), **decay})
+    return Finding("slow convergence", Severity.SERIOUS, f"{evidence} after {run.steps} steps", remedy)
+
+
+def long_warmup(run: RunRecords) -> Finding | None:
+    """The rate was still on its way up for most of the run."""
+    rates = run.values("lr")
+    if len(rates) < 3 or (peak := rates.index(max(rates))) + 1 < LATE_PEAK * len(rates) or rates[0] >= 0.9 * max(rates):
+        return None
+    evidence = f"the rate rose until step {peak + 1} of {len(rates)}, so that its peak {max(rates):.2g} was hardly used"
+    remedy = rerun(run, {"scheduler.warmup_steps": None, "optimizer.warmup_ratio": 0.1})
+    return Finding("warm-up as long as the run", unless(learnt(run)), evidence, remedy)
+
+
+def spent_rate(run: RunRecords) -> Finding | None:
+    """The rate had decayed to almost nothing before half of the run was over."""
+    rates = run.values("lr")
+    used = sum(rate > SPENT * max(rates) for rate in rates)
+    if len(rates) < SHORT or used >= len(rates) / 2:
+        return None
+    evidence = f"the rate was above {SPENT:.0%} of its peak {max(rates):.2g} on {used} of {len(rates)} steps only"
+    remedy = rerun(run, {"scheduler.total_steps": None, "scheduler.warmup_steps": None})
+    return Finding("rate spent early", unless(learnt(run)), evidence, remedy)
+
+
+def lost_updates(run: RunRecords) -> Finding | None:
+    """Updates too small to change the stored weights."""
+    survival = late(run.values("update_survival"))
+    if survival is None or survival >= SURVIVAL or run.steps < 2:
+        return None
+    evidence = f"an update changed {survival:.2%} of the trainable weights; the rest rounded away"
+    return Finding("updates that do not survive", Severity.SERIOUS, evidence, faster(run))
+
+
+# Settings that keep a policy where it is, each with its limit and the value to go back to.
+BRAKES: tuple[tuple[str, float, Any], ...] = (
+    ("grpo.beta", 0.5, 0.08),
+    ("optimizer.eps", 1e-4, 1e-8),
+    ("optimizer.weight_decay", 0.2, 0.01),
+)
+
+
+def faster(run: RunRecords) -> str:
+    """The command for a policy that does not move: without the brake that holds it, else at ten times the rate."""
+    loosened = {key: value for key, limit, value in BRAKES if run.number(key, 0.0) >= limit}
+    if run.number("optimizer.max_grad_norm", 1.0) < 1e-3:
+        loosened["optimizer.max_grad_norm"] = 0.1
+    return rerun(run, loosened or scaled_rate(run, 10))
+
+
+def step_range(steps: Sequence[int]) -> str:
+    """Steps as a person names them."""
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    return f"{len(steps)} steps from {min(steps)} to {max(steps)}"
