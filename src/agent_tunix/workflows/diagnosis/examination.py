@@ -31,9 +31,11 @@ SYMPTOMS: tuple[Symptom, ...] = (
     grpo.overfitting,
     grpo.clipped_ratios,
     optimizer.oscillating,
+    optimizer.relapse,
     optimizer.not_learning,
     optimizer.slow,
     grpo.control,
+    optimizer.clipped_gradients,
 )
 # What a finding accounts for: its consequences are no illnesses of their own, and their remedies would not help.
 IDLE = {"not learning", "slow convergence", "format learnt but not arithmetic", "updates that do not survive"}
@@ -41,19 +43,21 @@ RUIN = IDLE | {"no signal", "answers truncated", "entropy collapse", "rewards ne
 EXPLAINS = {
     "diverging": RUIN,
     "policy collapse": RUIN,
-    "reward against accuracy": IDLE | {"oscillating", "overfitting", "KL runaway"},
+    "reward against accuracy": IDLE | {"policy collapse", "oscillating", "overfitting", "KL runaway"},
     "completions are noise": IDLE | {"no signal", "answers truncated", "rewards never positive"},
-    "answers truncated": IDLE,
+    "answers truncated": IDLE | {"no signal", "rewards never positive", "entropy collapse"},
     "no signal": IDLE,
     "rewards never positive": IDLE,
     "entropy collapse": IDLE,
-    "sampler and trainer differ": IDLE,
+    "sampler/trainer mismatch": IDLE,
     "warm-up as long as the run": IDLE,
     "rate spent early": IDLE,
     "updates that do not survive": IDLE - {"updates that do not survive"},
     "format learnt but not arithmetic": {"slow convergence", "not learning"},
     "overfitting": {"slow convergence", "not learning"},
     "clipping on every step": IDLE,
+    "oscillating": {"gain lost again"},
+    "gain lost again": {"slow convergence", "not learning"},
     "a control": IDLE,
 }
 # What can be seen while a run is young, without waiting for its end.
@@ -68,7 +72,8 @@ EARLY: tuple[Symptom, ...] = (
     optimizer.collapsed,
     optimizer.lost_updates,
 )
-EARLIEST = 3  # steps before the first warning: one batch may be unlucky
+EARLIEST = 5  # steps before the first warning: one batch may be unlucky
+RECENT = 60  # steps a warning looks back, so that asking costs the same all through a run
 JUDGED_BY = {
     False: "The GRPO loss is near zero by construction; a run is judged by reward, held-out accuracy, KL and gradient norm.",
     True: "A supervised run has no rewards; it is judged by its loss and by held-out accuracy.",
@@ -93,7 +98,8 @@ def diagnose(run: RunRecords) -> list[Finding]:
 
 def early_warnings(run: RunRecords) -> list[Finding]:
     """What should be said while there is time to stop: cheap enough to ask every few steps; mild findings are left out."""
-    found = _unexplained(run, EARLY) if run.steps >= EARLIEST else []
+    recent = dataclasses.replace(run, metrics=run.metrics[-RECENT:])
+    found = _unexplained(recent, EARLY) if run.steps >= EARLIEST else []
     return [finding for finding in found if finding.severity != Severity.MILD]
 
 

@@ -8,16 +8,16 @@ from typing import Any
 
 from agent_tunix.workflows.diagnosis.finding import Finding, Severity, unless
 from agent_tunix.workflows.diagnosis.records import RunRecords, difference, late, trend
-from agent_tunix.workflows.diagnosis.remedies import rerun, rounded, scaled_rate
+from agent_tunix.workflows.diagnosis.remedies import lower_rate, rerun, rounded, scaled_rate
 from agent_tunix.workflows.diagnosis.signs import (
     CERTAIN,
     SURE,
+    fall_below_start,
     learnt,
     near_ceiling,
     progress,
     reward_rose,
     success,
-    worst_fall,
 )
 
 NO_SIGNAL = 0.9  # share of groups without variance; a run that is learning has less than half of them until it is done
@@ -78,7 +78,7 @@ def never_positive(run: RunRecords) -> Finding | None:
         remedy = rerun(run, {f"reward.weights.{name}": 0.0 for name in negative}, without="reward.weights")
     else:
         remedy = _some_signal(run)
-    return Finding("rewards never positive", unless(learnt(run) and worst_fall(run) is None), evidence, remedy)
+    return Finding("rewards never positive", unless(learnt(run) and fall_below_start(run) is None), evidence, remedy)
 
 
 def truncated(run: RunRecords) -> Finding | None:
@@ -88,7 +88,7 @@ def truncated(run: RunRecords) -> Finding | None:
         return None
     limit = int(run.number("generation.max_generation_steps", 512))
     evidence = f"{cut:.0%} of the last completions were cut at generation.max_generation_steps={limit}"
-    remedy = rerun(run, {"generation.max_generation_steps": 2 * limit})
+    remedy = rerun(run, {"generation.max_generation_steps": (4 if cut > NO_SIGNAL else 2) * limit})
     return Finding("answers truncated", unless(cut < CUT or learnt(run)), evidence, remedy)
 
 
@@ -141,9 +141,8 @@ def blind(run: RunRecords) -> Finding | None:
     if not entropy or vocabulary < 2 or entropy[0] < NOISE * math.log(vocabulary):
         return None
     hot = run.number("generation.temperature", 1.0) > 1.2
-    cause = (
-        f"generation.temperature={run.setting('generation.temperature')}" if hot else "the weights are not a trained model's"
-    )
+    temperature = f"generation.temperature={run.setting('generation.temperature')}"
+    cause = temperature if hot else "the weights are not a trained model's"
     evidence = f"entropy {entropy[0]:.3g} of at most {math.log(vocabulary):.3g} nats a token from the start: {cause}"
     remedy = rerun(run, {"generation.temperature": 1.0} if hot else {}, without="\0" if hot else "model.weights")
     return Finding("completions are noise", unless(learnt(run)), evidence, remedy)
@@ -152,13 +151,11 @@ def blind(run: RunRecords) -> Finding | None:
 def kl_runaway(run: RunRecords) -> Finding | None:
     """The policy has gone so far from its start that what it knew is not kept."""
     kl, beta = late(run.values("kl")), run.number("grpo.beta", DEFAULT_BETA)
-    changes = {**scaled_rate(run, 0.1), "grpo.beta": more_beta(run)}
+    changes = {**lower_rate(run), "grpo.beta": more_beta(run)}
     if kl and kl >= KL_RUNAWAY:
-        evidence = (
-            f"kl {kl:.2g} nats a token over the last third (step 1: {run.values('kl')[0]:.2g}), with grpo.beta={beta:g}"
-        )
+        evidence = f"kl {kl:.2g} nats a token over the last third, with grpo.beta={beta:g}"
         return Finding("KL runaway", unless(learnt(run)), evidence, rerun(run, changes))
-    if beta == 0 and not run.supervised and worst_fall(run) and not reward_rose(run):
+    if beta == 0 and not run.supervised and fall_below_start(run) is not None and not reward_rose(run):
         evidence = "grpo.beta=0: nothing holds the policy to its start, and kl is not measured; accuracy shows that it left"
         return Finding("KL runaway", Severity.SERIOUS, evidence, rerun(run, changes))
     return None
@@ -166,13 +163,13 @@ def kl_runaway(run: RunRecords) -> Finding | None:
 
 def wrong_reward(run: RunRecords) -> Finding | None:
     """The reward rises while accuracy falls: the policy learns what is paid, which is not what is wanted."""
-    fall = worst_fall(run)
-    if fall is None or not reward_rose(run):
+    fall = fall_below_start(run)
+    against = any(weights(run)[name] < 0 for name in answer_functions(run))
+    if fall is None or not (against or reward_rose(run)):
         return None
-    first, last, name = fall
     changes = {n: c for n in weights(run) if (c := trend(run.values(f"reward/{n}"))) and weights(run)[n]}
     risen = [n for n, change in changes.items() if change.gain * weights(run)[n] > 0 and n not in answer_functions(run)]
-    evidence = f"{progress(run)}; held-out {name} fell from {first} to {last}"
+    evidence = f"{progress(run)}; held-out {fall}"
     evidence += f"; what rose is {', '.join(risen)}" if risen else "; an answer that is right is paid less than a wrong one"
     remedy = rerun(run, {f"reward.weights.{n}": 0.0 for n in risen}, without="reward.weights")
     return Finding("reward against accuracy", Severity.GRAVE, evidence, remedy)
@@ -201,13 +198,13 @@ def mismatch(run: RunRecords) -> Finding | None:
     if kl is None or kl < MISMATCH:
         return None
     evidence = f"mismatch/kl {kl:.2g} nats a token between what sampled and what is trained (bfloat16 alone gives 2e-4)"
-    return Finding("sampler and trainer differ", unless(learnt(run)), evidence, rerun(run, {"model.dtype": "float32"}))
+    return Finding("sampler/trainer mismatch", unless(learnt(run)), evidence, rerun(run, {"model.dtype": "float32"}))
 
 
 def clipped_ratios(run: RunRecords) -> Finding | None:
     """The policy moves so far within one batch that most of its updates are cut off."""
     later = [share for share in run.values("clip_fraction") if share > 0]  # a batch's first update is never clipped
-    iterations = int(run.number("grpo.num_iterations", 1))
+    iterations = max(1, int(run.number("grpo.num_iterations", 1)))
     if len(later) < 3 or len(later) < run.steps * (iterations - 1) / iterations / 2 or statistics.median(later) < CLIPPED:
         return None
     evidence = (
@@ -229,9 +226,8 @@ def control(run: RunRecords) -> Finding | None:
 def weights(run: RunRecords) -> dict[str, float]:
     """Every reward function's weight."""
     functions = run.setting("reward.functions")
-    return (
-        {str(name): run.number(f"reward.weights.{name}", 1.0) for name in functions} if isinstance(functions, dict) else {}
-    )
+    names = [str(name) for name in functions] if isinstance(functions, dict) else []
+    return {name: run.number(f"reward.weights.{name}", 1.0) for name in names}
 
 
 def answer_functions(run: RunRecords) -> list[str]:

@@ -11,10 +11,12 @@ from typing import Any
 
 from agent_tunix.workflows.diagnosis.finding import Finding, Severity, unless
 from agent_tunix.workflows.diagnosis.records import RunRecords, late, trend
-from agent_tunix.workflows.diagnosis.remedies import rerun, scaled_rate
+from agent_tunix.workflows.diagnosis.remedies import lower_rate, raised_rate, rerun, scaled_rate
 from agent_tunix.workflows.diagnosis.signs import (
     FEW,
     SHORT,
+    fall_below_start,
+    fall_from_best,
     learnt,
     near_ceiling,
     progress,
@@ -23,7 +25,6 @@ from agent_tunix.workflows.diagnosis.signs import (
     stands_still,
     still_climbing,
     swinging,
-    worst_fall,
     would_see,
 )
 
@@ -32,6 +33,8 @@ KL_SLOW = 1e-2  # a demo run that learns well passes this after six steps, one a
 SURVIVAL = 0.1  # share of weights an update changed; float32 adapters are above 0.4 from the first step on
 LATE_PEAK = 0.7  # share of the run before the rate's peak; the reference calls 0.2 a strong warm-up
 SPENT = 0.05  # share of the peak under which a rate no longer teaches
+FAR_ABOVE = 10.0  # times max_grad_norm
+GAIN = 0.15  # accuracy that evaluations must be able to show before its absence counts
 CORE = ("loss", "grad_norm", "update_norm", "kl", "entropy", "reward/mean")
 
 
@@ -40,61 +43,65 @@ def diverging(run: RunRecords) -> Finding | None:
     signs = [
         f"{key} is not finite at {step_range(broken)}"
         for key in CORE
-        if (
-            broken := [int(r["step"]) for r in run.metrics if key in r and r[key] is None and isinstance(r.get("step"), int)]
-        )
+        if (broken := [r["step"] for r in run.metrics if r.get(key, 0) is None and isinstance(r.get("step"), int)])
     ]
     if run.summary.get("status") == "diverged":
         signs.append(f"the guard stopped the run after step {run.summary.get('steps', run.steps)}")
-    exploded = [(step, kl) for step, kl in run.series("kl") if kl >= KL_EXPLODED]
-    if exploded:
-        signs.append(
-            f"kl reached {max(kl for _, kl in exploded):.3g} nats a token at {step_range([s for s, _ in exploded])}"
-        )
+    if rollbacks := run.summary.get("rollbacks"):
+        signs.append(f"the guard rolled back {len(rollbacks) if isinstance(rollbacks, list) else rollbacks} times")
+    if exploded := {step: kl for step, kl in run.series("kl") if kl >= KL_EXPLODED}:
+        signs.append(f"kl reached {max(exploded.values()):.3g} nats a token at {step_range(list(exploded))}")
     loss = run.values("loss")
-    if run.supervised and len(loss) >= 3 and max(loss[-3:]) > 3 * loss[0] > 0:
-        signs.append(f"loss rose from {loss[0]:.3g} to {max(loss[-3:]):.3g}")
-    rollbacks = run.summary.get("rollbacks")
-    if isinstance(rollbacks, list) and rollbacks:
-        signs.append(f"the guard rolled back {len(rollbacks)} times")
+    if run.supervised and len(loss) >= 3 and min(loss[-3:]) > 3 * loss[0] > 0:
+        signs.append(f"loss rose from {loss[0]:.3g} to {min(loss[-3:]):.3g}")
     if not signs:
         return None
     mended = run.summary.get("status") == "completed" and learnt(run)
     clipping = {"optimizer.max_grad_norm": 0.01} if run.number("optimizer.max_grad_norm", 1.0) > 0.01 else {}
-    remedy = rerun(run, {**scaled_rate(run, 0.1), **clipping})
+    evidence = "; ".join(signs) + ": the learning rate is too high"
     severity = Severity.MILD if mended else Severity.GRAVE
-    return Finding("diverging", severity, "; ".join(signs) + ": the learning rate is too high", remedy)
+    return Finding("diverging", severity, evidence, rerun(run, {**lower_rate(run), **clipping}))
 
 
 def collapsed(run: RunRecords) -> Finding | None:
-    """Accuracy far below where it was, and no reward to show for it."""
-    fall = worst_fall(run)
+    """Accuracy far below its start, and no reward to show for it."""
+    fall = fall_below_start(run)
     if fall is None or reward_rose(run):
         return None
-    first, last, name = fall
+    evidence = f"held-out {fall}{_distance(run)}"
+    return Finding("policy collapse", Severity.GRAVE, evidence, rerun(run, lower_rate(run)))
+
+
+def relapse(run: RunRecords) -> Finding | None:
+    """Accuracy that rose and was lost again, though not to below its start."""
+    fall = fall_from_best(run)
+    if fall is None or fall_below_start(run) is not None or near_ceiling(run):
+        return None
+    changes = brakes(run) or {**scaled_rate(run, 1 / 3), "optimizer.warmup_ratio": 0.2}
+    return Finding("gain lost again", Severity.SERIOUS, f"held-out {fall}{_distance(run)}", rerun(run, changes))
+
+
+def _distance(run: RunRecords) -> str:
     kl = late(run.values("kl"))
-    moved = f"; kl {kl:.2g} nats a token" if kl else "; kl is not measured with grpo.beta=0" if not run.supervised else ""
-    evidence = (
-        f"held-out {name} fell from {first} (step {first.step}) to {last} (step {last.step}, {last.n} problems){moved}"
-    )
-    return Finding("policy collapse", Severity.GRAVE, evidence, rerun(run, scaled_rate(run, 0.1)))
+    if run.supervised:
+        return ""
+    return f"; kl {kl:.2g} nats a token" if kl else "; kl is not measured with grpo.beta=0"
 
 
 def not_learning(run: RunRecords) -> Finding | None:
     """Enough steps and problems to see a gain, and none; or a policy that has not moved."""
-    if run.steps < SHORT or learnt(run) or worst_fall(run) or near_ceiling(run):
-        return None
-    unmoved = stands_still(run)
-    if unmoved is None and not (run.steps >= FEW and would_see(run, 0.15)):
+    if run.steps < SHORT or learnt(run) or fall_from_best(run) is not None or near_ceiling(run):
         return None
     evidence = f"{progress(run)} over {run.steps} steps"
-    if unmoved is not None:
+    if (unmoved := stands_still(run)) is not None:
         return Finding("not learning", Severity.SERIOUS, f"{evidence}; {unmoved}", faster(run))
-    changes = {"grpo.num_generations": int(2 * run.number("grpo.num_generations", 4))}
+    if run.steps < FEW or not would_see(run, GAIN):
+        return None
+    if run.supervised:
+        return Finding("not learning", Severity.SERIOUS, evidence, faster(run))
     evidence += "; the policy moves, but not towards the reward: the groups are too small or the reward says too little"
-    return Finding(
-        "not learning", Severity.SERIOUS, evidence, rerun(run, scaled_rate(run, 10) if run.supervised else changes)
-    )
+    groups = {"grpo.num_generations": int(2 * run.number("grpo.num_generations", 4))}
+    return Finding("not learning", Severity.SERIOUS, evidence, rerun(run, groups))
 
 
 def oscillating(run: RunRecords) -> Finding | None:
@@ -127,7 +134,7 @@ def slow(run: RunRecords) -> Finding | None:
     if not small:
         return None
     decay = {"optimizer.weight_decay": 0.0} if run.number("optimizer.weight_decay", 0.0) > 0 else {}
-    remedy = rerun(run, {**scaled_rate(run, 10), **decay})
+    remedy = rerun(run, {**raised_rate(run), **decay})
     return Finding("slow convergence", Severity.SERIOUS, f"{evidence} after {run.steps} steps", remedy)
 
 
@@ -161,6 +168,18 @@ def lost_updates(run: RunRecords) -> Finding | None:
     return Finding("updates that do not survive", Severity.SERIOUS, evidence, faster(run))
 
 
+def clipped_gradients(run: RunRecords) -> Finding | None:
+    """The default max_grad_norm clips nearly always, by design; worth a word only where the policy stands still."""
+    norms, limit = run.values("grad_norm"), run.number("optimizer.max_grad_norm", 0.0)
+    if len(norms) < SHORT or limit <= 0 or min(norms) < FAR_ABOVE * limit or learnt(run) or stands_still(run) is None:
+        return None
+    evidence = (
+        f"the gradient norm was between {min(norms):.2g} and {max(norms):.2g}, always far above max_grad_norm={limit:g}"
+    )
+    evidence += "; Adam scales with the gradient, so this seldom matters there"
+    return Finding("gradients clipped on every step", Severity.MILD, evidence, rerun(run, {"optimizer.max_grad_norm": 1.0}))
+
+
 # Settings that keep a policy where it is, each with its limit and the value to go back to.
 BRAKES: tuple[tuple[str, float, Any], ...] = (
     ("grpo.beta", 0.5, 0.08),
@@ -169,12 +188,15 @@ BRAKES: tuple[tuple[str, float, Any], ...] = (
 )
 
 
+def brakes(run: RunRecords) -> dict[str, Any]:
+    """The settings that hold this run back, at the values to go back to."""
+    held = {key: value for key, limit, value in BRAKES if run.number(key, 0.0) >= limit}
+    return held | ({"optimizer.max_grad_norm": 0.1} if run.number("optimizer.max_grad_norm", 1.0) < 1e-3 else {})
+
+
 def faster(run: RunRecords) -> str:
     """The command for a policy that does not move: without the brake that holds it, else at ten times the rate."""
-    loosened = {key: value for key, limit, value in BRAKES if run.number(key, 0.0) >= limit}
-    if run.number("optimizer.max_grad_norm", 1.0) < 1e-3:
-        loosened["optimizer.max_grad_norm"] = 0.1
-    return rerun(run, loosened or scaled_rate(run, 10))
+    return rerun(run, brakes(run) or raised_rate(run))
 
 
 def step_range(steps: Sequence[int]) -> str:

@@ -146,7 +146,7 @@ def read_run(folder: Path) -> RunRecords:
             f"{folder} is not the folder of a run: it has no config.yaml. "
             "Give runs/<time> as training printed it, or multirun/<time> for a sweep."
         )
-    config = OmegaConf.to_container(read_config(folder / "config.yaml"))
+    config: Any = OmegaConf.to_container(read_config(folder / "config.yaml"))
     metrics = _lines(folder / "metrics.jsonl")
     summary = _objects([_text(folder / "summary.json")])
     return RunRecords(

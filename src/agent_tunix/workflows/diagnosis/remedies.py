@@ -17,13 +17,14 @@ from agent_tunix.config.load import config_folder
 from agent_tunix.workflows.diagnosis.records import RunRecords
 from agent_tunix.workflows.display import shell_command
 
-# Groups with one file for each name that a configuration can give: group, key of the name, what the file is called before it.
+# Groups with one file for each name a configuration can give: the group, the key of the name, how the file's name begins.
 NAMED_GROUPS = (
     ("model", "model.model_size", "gemma3_"),
     ("optimizer", "optimizer.optimizer_name", ""),
     ("scheduler", "scheduler.scheduler_name", ""),
 )
 RESUME = "training.resume"  # how a run was continued is no part of how it was set up
+LEAST_RATE, GREATEST_RATE = 1e-7, 1e-4  # the reference's typical range of learning rates
 MISSING = object()
 
 
@@ -42,6 +43,18 @@ def scaled_rate(run: RunRecords, factor: float) -> dict[str, Any]:
     """The run's own learning rate times a factor; nothing where the configuration has no rate."""
     rate = run.number("optimizer.learning_rate", 0.0)
     return {"optimizer.learning_rate": min(1.0, rounded(rate * factor))} if rate > 0 else {}
+
+
+def lower_rate(run: RunRecords) -> dict[str, Any]:
+    """A tenth of the rate, as the reference says, and never more than it calls typical."""
+    rate = run.number("optimizer.learning_rate", 0.0)
+    return scaled_rate(run, min(0.1, GREATEST_RATE / rate)) if rate > 0 else {}
+
+
+def raised_rate(run: RunRecords) -> dict[str, Any]:
+    """Ten times the rate, and never less than the reference calls typical."""
+    rate = run.number("optimizer.learning_rate", 0.0)
+    return scaled_rate(run, max(10.0, LEAST_RATE / rate)) if rate > 0 else {}
 
 
 def rounded(value: float) -> float:

@@ -1,14 +1,16 @@
 """The signs that diagnoses share: has it learnt, has it fallen, has it moved at all, does it swing.
 
-Every sign must be stronger than the noise of what it is read from: an accuracy is binomial in the number of problems, the reward
-of a batch scatters with its prompts.
+Every sign must be stronger than the noise of what it is read from: an accuracy is binomial in the number of problems, the
+reward of a batch scatters with its prompts.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from agent_tunix.workflows.diagnosis.records import Accuracy, Change, Point, RunRecords, difference, late, trend
 
@@ -29,7 +31,7 @@ def learnt(run: RunRecords) -> bool:
     if run.supervised:
         loss = trend(run.values("loss"))
         return loss is not None and loss.z <= -CERTAIN
-    return reward_rose(run) and worst_fall(run) is None
+    return reward_rose(run) and fall_below_start(run) is None
 
 
 def reward_rose(run: RunRecords) -> bool:
@@ -43,15 +45,34 @@ def accuracy_changes(run: RunRecords) -> list[Change]:
     return [difference(seen[0], seen[-1]) for seen in pairs if len(seen) > 1]
 
 
-def worst_fall(run: RunRecords) -> tuple[Accuracy, Accuracy, str] | None:
-    """From the best evaluation to the last, where that is a fall beyond noise and worth an alarm."""
+@dataclasses.dataclass(frozen=True)
+class Fall:
+    """An accuracy lost, beyond noise and by enough for an alarm."""
+
+    name: str
+    before: Accuracy
+    after: Accuracy
+
+    def __str__(self) -> str:
+        ends = f"from {self.before} (step {self.before.step}) to {self.after} (step {self.after.step}"
+        return f"{self.name} fell {ends}, {self.after.n} problems)"
+
+
+def fall_below_start(run: RunRecords) -> Fall | None:
+    return _fall(run, lambda seen: seen[0])
+
+
+def fall_from_best(run: RunRecords) -> Fall | None:
+    return _fall(run, lambda seen: max(seen, key=lambda one: one.share))
+
+
+def _fall(run: RunRecords, before: Callable[[list[Accuracy]], Accuracy]) -> Fall | None:
     for key in ACCURACIES:
         seen = run.accuracies(key)
         if len(seen) > 1:
-            best = max(seen, key=lambda one: one.share)
-            change = difference(best, seen[-1])
+            change = difference(before(seen), seen[-1])
             if change.gain <= -FALL and change.z <= -CERTAIN:
-                return best, seen[-1], key.replace("_", " ")
+                return Fall(key.replace("_", " "), before(seen), seen[-1])
     return None
 
 
@@ -91,7 +112,7 @@ def swinging(run: RunRecords) -> Iterable[tuple[str, list[Point], float]]:
     for key in ACCURACIES:
         seen = run.accuracies(key)
         if len(seen) > 2:
-            noise = max(difference(a, b).error for a, b in zip(seen, seen[1:], strict=False))
+            noise = max(difference(a, b).error for a, b in itertools.pairwise(seen))
             yield f"held-out {key.replace('_', ' ')}", [(one.step, one.share) for one in seen], max(FALL, CERTAIN * noise)
     if run.supervised:
         loss = run.series("loss")
