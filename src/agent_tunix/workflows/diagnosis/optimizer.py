@@ -21,6 +21,7 @@ from agent_tunix.workflows.diagnosis.signs import (
     near_ceiling,
     progress,
     reversals,
+    reward_fell,
     reward_rose,
     stands_still,
     still_climbing,
@@ -64,12 +65,14 @@ def diverging(run: RunRecords) -> Finding | None:
 
 
 def collapsed(run: RunRecords) -> Finding | None:
-    """Accuracy far below its start, and no reward to show for it."""
+    """Accuracy far below its start, and no reward to show for it; or a reward that fell while accuracy did not rise."""
     fall = fall_below_start(run)
-    if fall is None or reward_rose(run):
-        return None
-    evidence = f"held-out {fall}{_distance(run)}"
-    return Finding("policy collapse", Severity.GRAVE, evidence, rerun(run, lower_rate(run)))
+    if fall is not None and not reward_rose(run):
+        return Finding("policy collapse", Severity.GRAVE, f"held-out {fall}{_distance(run)}", rerun(run, lower_rate(run)))
+    if reward_fell(run) and not learnt(run):
+        evidence = f"{progress(run)}{_distance(run)}"
+        return Finding("policy collapse", Severity.SERIOUS, evidence, rerun(run, lower_rate(run)))
+    return None
 
 
 def relapse(run: RunRecords) -> Finding | None:

@@ -39,6 +39,14 @@ def reward_rose(run: RunRecords) -> bool:
     return reward is not None and reward.z >= CERTAIN
 
 
+def reward_fell(run: RunRecords) -> bool:
+    """Beyond noise, and by a good part of what rewards differ by."""
+    reward, spread = trend(run.values("reward/mean")), run.values("reward/std")
+    if reward is None or not spread or run.steps < SHORT:
+        return False
+    return reward.z <= -CERTAIN and reward.gain <= -statistics.fmean(spread) / 4
+
+
 def accuracy_changes(run: RunRecords) -> list[Change]:
     """From before training to now, greedy and sampled."""
     pairs = [run.accuracies(key) for key in ACCURACIES]
