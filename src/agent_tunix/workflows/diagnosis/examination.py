@@ -56,7 +56,7 @@ EXPLAINS = {
     "format learnt but not arithmetic": {"slow convergence", "not learning"},
     "overfitting": {"slow convergence", "not learning"},
     "clipping on every step": IDLE,
-    "oscillating": {"gain lost again"},
+    "oscillating": {"gain lost again", "not learning"},
     "gain lost again": {"slow convergence", "not learning"},
     "a control": IDLE,
 }

@@ -26,6 +26,8 @@ NAMED_GROUPS = (
 RESUME = "training.resume"  # how a run was continued is no part of how it was set up
 LEAST_RATE, GREATEST_RATE = 1e-7, 1e-4  # the reference's typical range of learning rates
 MISSING = object()
+PLAIN = re.compile(r"[A-Za-z_/][\w./:-]*")  # a text that Hydra takes for one without quotes
+NOT_TEXT = ("null", "true", "false", "nan", "inf")
 
 
 def rerun(run: RunRecords, changes: Mapping[str, Any], without: str = "\0") -> str:
@@ -74,9 +76,13 @@ def value_text(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(value_text, value))}]"
     if isinstance(value, str):
-        plain = re.fullmatch(r"[\w./:-]*[A-Za-z_/][\w./:-]*", value) and value not in ("null", "true", "false")
-        return value if plain else "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        return value if PLAIN.fullmatch(value) and value.lower() not in NOT_TEXT else _quoted(value)
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _quoted(text: str) -> str:
+    """In Hydra's quotes a backslash is itself, except before a quote."""
+    return "'" + re.sub(r"(\\+)$", r"\1\1", re.sub(r"(\\*)'", r"\1\1\'", text)) + "'"
 
 
 def own_overrides(config: Mapping[str, Any]) -> list[str]:

@@ -125,7 +125,7 @@ def swinging(run: RunRecords) -> Iterable[tuple[str, list[Point], float]]:
     if run.supervised:
         loss = run.series("loss")
         if len(loss) >= SHORT:
-            yield "loss", loss, max(value for _, value in loss[:3])  # a batch's own loss scatters by less than all of it
+            yield "loss", loss, max(1e-6, loss[0][1])  # batches differ in their loss, but by less than all of it
         return
     rewards, spread = run.series("reward/mean"), run.values("reward/std")
     if len(rewards) >= SHORT and spread:
