@@ -148,6 +148,14 @@ def test_few_steps_or_few_problems_are_no_proof_of_anything(config):
     assert examine(noisy).verdict == "undecided"
 
 
+@pytest.mark.parametrize(
+    "so_far",
+    [{"lr": lambda step: 1e-7 * step, "kl": 1e-5, "accuracies": (0.4, 0.4), **FLAT_REWARD}, ILL["slow convergence"]],
+)
+def test_a_run_under_way_is_not_blamed_for_what_it_has_not_done_yet(config, so_far):
+    assert diagnose(run_of(config, summary={"status": "interrupted"}, **so_far)) == []
+
+
 def test_a_control_is_not_called_ill_for_learning_nothing(config):
     run = run_of(changed(config, grpo__shuffle_advantages=True), accuracies=(0.4, 0.4), kl=1e-6, **FLAT_REWARD)
     assert examine(run).verdict == "healthy"

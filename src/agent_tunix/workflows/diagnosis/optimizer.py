@@ -57,7 +57,7 @@ def diverging(run: RunRecords) -> Finding | None:
         signs.append(f"loss rose from {loss[0]:.3g} to {min(loss[-3:]):.3g}")
     if not signs:
         return None
-    mended = run.summary.get("status") == "completed" and learnt(run)
+    mended = run.completed and learnt(run)
     clipping = {"optimizer.max_grad_norm": 0.01} if run.number("optimizer.max_grad_norm", 1.0) > 0.01 else {}
     evidence = "; ".join(signs) + ": the learning rate is too high"
     severity = Severity.MILD if mended else Severity.GRAVE
@@ -93,7 +93,7 @@ def _distance(run: RunRecords) -> str:
 
 def not_learning(run: RunRecords) -> Finding | None:
     """Enough steps and problems to see a gain, and none; or a policy that has not moved."""
-    if run.steps < SHORT or learnt(run) or fall_from_best(run) is not None or near_ceiling(run):
+    if run.steps < SHORT or learnt(run) or fall_from_best(run) is not None or near_ceiling(run) or _warming_up(run):
         return None
     evidence = f"{progress(run)} over {run.steps} steps"
     if (unmoved := stands_still(run)) is not None:
@@ -105,6 +105,12 @@ def not_learning(run: RunRecords) -> Finding | None:
     evidence += "; the policy moves, but not towards the reward: the groups are too small or the reward says too little"
     groups = {"grpo.num_generations": int(2 * run.number("grpo.num_generations", 4))}
     return Finding("not learning", Severity.SERIOUS, evidence, rerun(run, groups))
+
+
+def _warming_up(run: RunRecords) -> bool:
+    """A run under way whose rate is still rising has not had its chance."""
+    rates = run.values("lr")
+    return not run.completed and len(rates) > 1 and rates[-1] == max(rates) > rates[0]
 
 
 def oscillating(run: RunRecords) -> Finding | None:
@@ -124,7 +130,7 @@ def oscillating(run: RunRecords) -> Finding | None:
 
 def slow(run: RunRecords) -> Finding | None:
     """It learns and is still climbing at the end, far from the ceiling, because its steps are small."""
-    if run.steps < FEW or near_ceiling(run) or not learnt(run):
+    if run.steps < FEW or not run.completed or near_ceiling(run) or not learnt(run):
         return None
     if run.supervised:
         loss = trend(run.values("loss"))
@@ -144,7 +150,10 @@ def slow(run: RunRecords) -> Finding | None:
 def long_warmup(run: RunRecords) -> Finding | None:
     """The rate was still on its way up for most of the run."""
     rates = run.values("lr")
-    if len(rates) < 3 or (peak := rates.index(max(rates))) + 1 < LATE_PEAK * len(rates) or rates[0] >= 0.9 * max(rates):
+    if len(rates) < 3 or not run.completed or rates[0] >= 0.9 * max(rates):
+        return None
+    peak = rates.index(max(rates))
+    if peak + 1 < LATE_PEAK * len(rates):
         return None
     evidence = f"the rate rose until step {peak + 1} of {len(rates)}, so that its peak {max(rates):.2g} was hardly used"
     remedy = rerun(run, {"scheduler.warmup_steps": None, "optimizer.warmup_ratio": 0.1})

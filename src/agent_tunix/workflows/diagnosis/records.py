@@ -68,6 +68,11 @@ class RunRecords:
         return self.setting("training.method") == "supervised"
 
     @property
+    def completed(self) -> bool:
+        """Whether the run came to its planned end; one that is still going may yet do what it has not done."""
+        return self.summary.get("status") == "completed"
+
+    @property
     def steps(self) -> int:
         return len(self.metrics)
 
