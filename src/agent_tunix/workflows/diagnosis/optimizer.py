@@ -183,7 +183,7 @@ def lost_updates(run: RunRecords) -> Finding | None:
 def clipped_gradients(run: RunRecords) -> Finding | None:
     """The default max_grad_norm clips nearly always, by design; worth a word only where the policy stands still."""
     norms, limit = run.values("grad_norm"), run.number("optimizer.max_grad_norm", 0.0)
-    if len(norms) < SHORT or limit <= 0 or min(norms) < FAR_ABOVE * limit or learnt(run) or stands_still(run) is None:
+    if not norms or limit <= 0 or min(norms) < FAR_ABOVE * limit or not_learning(run) is None or stands_still(run) is None:
         return None
     evidence = (
         f"the gradient norm was between {min(norms):.2g} and {max(norms):.2g}, always far above max_grad_norm={limit:g}"
