@@ -47,9 +47,19 @@ def export() -> None:
     _hydra("export", _export)
 
 
+def doctor() -> None:
+    """Names what ails a run or a sweep, from its folder; see `agent-tunix doctor --help`."""
+    from agent_tunix.workflows import doctor as workflow
+
+    try:
+        workflow.main(sys.argv[1:], console)
+    except UserError as mistake:
+        _fail(mistake)
+
+
 def main() -> None:
     """`agent-tunix <verb> <overrides>`."""
-    verbs = {"train": train, "plan": plan, "evaluate": evaluate, "export": export}
+    verbs = {"train": train, "plan": plan, "evaluate": evaluate, "export": export, "doctor": doctor}
     verb = sys.argv.pop(1) if len(sys.argv) > 1 else ""
     if verb not in verbs:
         usage = "\n".join(

@@ -71,7 +71,10 @@ def _hub_advice(repository: str, fault: Exception) -> str:
     if isinstance(fault, PermissionError):
         return f"the download folder cannot be written ({fault}). Set HF_HOME to a folder of yours."
     if isinstance(fault, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled | ConnectionError | TimeoutError):
-        return "it has not been downloaded before, and the Hugging Face hub cannot be reached from here."
+        return (
+            "it has not been downloaded before, and the Hugging Face hub cannot be reached from here.\n"
+            f"Where there is a network: accept the licence at {page}, then `hf auth login` and run again."
+        )
     first = (str(fault).splitlines() or [""])[0]
     return f"the download failed ({type(fault).__name__}: {first}). Run again: it goes on where it stopped."
 

@@ -1,0 +1,188 @@
+"""What a run's folder says, as typed records, and the few statistics by which it is judged.
+
+Records are read as they are found: a run may have been killed in the middle of a line, be of an older version, or have been
+edited by hand. What cannot be read is left out; what is left decides how much can be said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from agent_tunix.config.load import read_config
+from agent_tunix.engine.metrics import Record
+from agent_tunix.errors import UserError
+
+Point = tuple[int, float]  # a step and what was measured there
+PER_BATCH = ("reward/", "groups/", "completion/", "mismatch/")  # repeated in the record of each update from a batch
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecords:
+    """A run as far as it has come: its resolved configuration, its records, and the overrides that lead to it again."""
+
+    config: Mapping[str, Any]
+    metrics: Sequence[Record] = ()
+    evals: Sequence[Record] = ()
+    summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    overrides: Sequence[str] = ()
+
+    def setting(self, key: str) -> Any:
+        """The value of a dotted key, or None where the configuration has none."""
+        value: Any = self.config
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
+
+    def number(self, key: str, otherwise: float) -> float:
+        """A setting that must be a number."""
+        value = self.setting(key)
+        return float(value) if _finite(value) else otherwise
+
+    def series(self, key: str) -> list[Point]:
+        """The finite values of a metric by step: one an update, or one a batch for what is measured once a batch."""
+        iterations = max(1, int(self.number("grpo.num_iterations", 1))) if key.startswith(PER_BATCH) else 1
+        measured = [r for r in self.metrics if _finite(r.get("step")) and _finite(r.get(key))]
+        return [(int(r["step"]), float(r[key])) for r in measured[::iterations]]
+
+    def values(self, key: str) -> list[float]:
+        return [value for _, value in self.series(key)]
+
+    def accuracies(self, key: str = "accuracy") -> list[Accuracy]:
+        """Evaluations on the validation split, in order."""
+        return [
+            Accuracy(int(r["step"]), min(1.0, max(0.0, float(r[key]))), max(1, int(r["n"])))
+            for r in self.evals
+            if r.get("split", "validation") == "validation" and all(_finite(r.get(k)) for k in ("step", "n", key))
+        ]
+
+    @property
+    def supervised(self) -> bool:
+        return self.setting("training.method") == "supervised"
+
+    @property
+    def completed(self) -> bool:
+        """Whether the run came to its planned end; one that is still going may yet do what it has not done."""
+        return self.summary.get("status") == "completed"
+
+    @property
+    def steps(self) -> int:
+        return len(self.metrics)
+
+
+@dataclasses.dataclass(frozen=True)
+class Accuracy:
+    step: int
+    share: float
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.share:.1%}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """From the early to the late value of something, with the standard error of the difference."""
+
+    early: float
+    late: float
+    error: float
+
+    @property
+    def gain(self) -> float:
+        return self.late - self.early
+
+    @property
+    def z(self) -> float:
+        """The difference in standard errors."""
+        return self.gain / self.error if self.error > 0 else math.copysign(math.inf, self.gain) if self.gain else 0.0
+
+
+def trend(values: Sequence[float]) -> Change | None:
+    """From the mean of a metric's first third to that of its last, where there are enough values to know their scatter."""
+    third = len(values) // 3
+    if third < 2:
+        return None
+    error = scatter(values) * math.sqrt(2 / third)
+    return Change(statistics.fmean(values[:third]), statistics.fmean(values[-third:]), error)
+
+
+def scatter(values: Sequence[float]) -> float:
+    """Standard deviation about a straight line, so that a steady rise does not count as noise."""
+    n = len(values)
+    if n < 3:
+        return 0.0
+    slope, middle, mean = _slope(values), (n - 1) / 2, statistics.fmean(values)
+    squares = [(value - mean - slope * (i - middle)) ** 2 for i, value in enumerate(values)]
+    return math.sqrt(sum(squares) / (n - 2))
+
+
+def _slope(values: Sequence[float]) -> float:
+    n, mean = len(values), statistics.fmean(values)
+    middle = (n - 1) / 2
+    return sum((i - middle) * (value - mean) for i, value in enumerate(values)) / sum((i - middle) ** 2 for i in range(n))
+
+
+def difference(first: Accuracy, last: Accuracy) -> Change:
+    """Between two evaluations, with binomial noise; one success and one failure are added so that 0 of n is not certain."""
+    variances = []
+    for measured in (first, last):
+        share = (measured.share * measured.n + 1) / (measured.n + 2)
+        variances.append(share * (1 - share) / measured.n)
+    return Change(first.share, last.share, math.sqrt(sum(variances)))
+
+
+def late(values: Sequence[float]) -> float | None:
+    """The median of the last third: where a metric ended, whatever a single step did."""
+    return statistics.median(values[-max(1, len(values) // 3) :]) if values else None
+
+
+def read_run(folder: Path) -> RunRecords:
+    """The records of a run's folder; raises UserError where it is none."""
+    if not (folder / "config.yaml").is_file():
+        raise UserError(
+            f"{folder} is not the folder of a run: it has no config.yaml. "
+            "Give runs/<time> as training printed it, or multirun/<time> for a sweep."
+        )
+    config: Any = OmegaConf.to_container(read_config(folder / "config.yaml"))
+    metrics = _lines(folder / "metrics.jsonl")
+    summary = _objects([_text(folder / "summary.json")])
+    return RunRecords(
+        config=config if isinstance(config, dict) else {},
+        metrics=metrics,
+        evals=_lines(folder / "evals.jsonl"),
+        summary=summary[0] if summary else {},
+    )
+
+
+def _lines(path: Path) -> list[Record]:
+    return _objects(_text(path).splitlines())
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _objects(texts: Sequence[str]) -> list[Record]:
+    found = []
+    for text in texts:
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            found.append(record)
+    return found
+
+
+def _finite(value: Any) -> bool:
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100
+    )  # so that its square is finite

@@ -1,0 +1,131 @@
+"""The command to try next: the run's own, in as few words as lead to its configuration again, with the remedy's values."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from agent_tunix.config.load import config_folder
+from agent_tunix.workflows.diagnosis.records import RunRecords
+from agent_tunix.workflows.display import shell_command
+
+# Groups with one file for each name a configuration can give: the group, the key of the name, how the file's name begins.
+NAMED_GROUPS = (
+    ("model", "model.model_size", "gemma3_"),
+    ("optimizer", "optimizer.optimizer_name", ""),
+    ("scheduler", "scheduler.scheduler_name", ""),
+)
+RESUME = "training.resume"  # how a run was continued is no part of how it was set up
+LEAST_RATE, GREATEST_RATE = 1e-7, 1e-4  # the reference's typical range of learning rates
+MISSING = object()
+PLAIN = re.compile(r"[A-Za-z_/][\w./:-]*")  # a text that Hydra takes for one without quotes
+NOT_TEXT = ("null", "true", "false", "nan", "inf")
+
+
+def rerun(run: RunRecords, changes: Mapping[str, Any], without: str = "\0") -> str:
+    """The run's command with some values changed, and without its overrides that begin with `without`."""
+    changed = {key: value_text(value) for key, value in _possible(run, changes).items()}
+    kept = [o for o in run.overrides if _key(o) not in changed and not _key(o).startswith(without)]
+    return join([*kept, *(f"{key}={value}" for key, value in changed.items())])
+
+
+def join(overrides: Sequence[str]) -> str:
+    return " ".join([shell_command("train"), *(shlex.quote(override) for override in overrides)])
+
+
+def scaled_rate(run: RunRecords, factor: float) -> dict[str, Any]:
+    """The run's own learning rate times a factor; nothing where the configuration has no rate."""
+    rate = run.number("optimizer.learning_rate", 0.0)
+    return {"optimizer.learning_rate": min(1.0, rounded(rate * factor))} if rate > 0 else {}
+
+
+def lower_rate(run: RunRecords) -> dict[str, Any]:
+    """A tenth of the rate, as the reference says, and never more than it calls typical."""
+    rate = run.number("optimizer.learning_rate", 0.0)
+    return scaled_rate(run, min(0.1, GREATEST_RATE / rate)) if rate > 0 else {}
+
+
+def raised_rate(run: RunRecords) -> dict[str, Any]:
+    """Ten times the rate, and never less than the reference calls typical."""
+    rate = run.number("optimizer.learning_rate", 0.0)
+    return scaled_rate(run, max(10.0, LEAST_RATE / rate)) if rate > 0 else {}
+
+
+def rounded(value: float) -> float:
+    """Two digits are enough for a value to try."""
+    return float(f"{value:.2g}")
+
+
+def _possible(run: RunRecords, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A peak below lr_min is refused, so lr_min goes down with it."""
+    rate, lr_min = changes.get("optimizer.learning_rate"), run.number("scheduler.lr_min", 0.0)
+    lowered = {"scheduler.lr_min": rounded(rate / 10)} if isinstance(rate, float) and rate < lr_min else {}
+    return {**changes, **lowered}
+
+
+def value_text(value: Any) -> str:
+    """A value as Hydra reads it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(value_text, value))}]"
+    if isinstance(value, str):
+        return value if PLAIN.fullmatch(value) and value.lower() not in NOT_TEXT else _quoted(value)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _quoted(text: str) -> str:
+    """In Hydra's quotes a backslash is itself, except before a quote."""
+    return "'" + re.sub(r"(\\+)$", r"\1\1", re.sub(r"(\\*)'", r"\1\1\'", text)) + "'"
+
+
+def own_overrides(config: Mapping[str, Any]) -> list[str]:
+    """The fewest overrides of the shipped configuration that lead to `config`: an experiment, groups, single values."""
+    experiments = sorted(path.stem for path in (config_folder() / "experiment").glob("*.yaml"))
+    starts: list[list[str]] = [[], *([f"+experiment={name}"] for name in experiments)]
+    try:
+        return min((_overrides_from(start, config) for start in starts), key=len)
+    except (HydraException, OmegaConfBaseException):
+        return []
+
+
+def _overrides_from(start: list[str], config: Mapping[str, Any]) -> list[str]:
+    wanted, shipped = leaves(config), _composed(*start)
+    groups = []
+    for group, key, file in NAMED_GROUPS:
+        name = wanted.get(key)
+        if name != shipped.get(key) and (config_folder() / group / f"{file}{name}.yaml").is_file():
+            groups.append(f"{group}={file}{name}")
+    if groups:
+        shipped = _composed(*start, *groups)
+    changed = [f"{k}={value_text(v)}" for k, v in wanted.items() if k != RESUME and shipped.get(k, MISSING) != v]
+    return [*start, *groups, *changed, *(f"~{k}" for k in shipped if k not in wanted and _optional(k))]
+
+
+@functools.lru_cache(maxsize=32)
+def _composed(*overrides: str) -> dict[str, Any]:
+    """The leaves of the shipped configuration under some overrides; Hydra, if it is at work, is left as it was."""
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        return leaves(OmegaConf.to_container(compose("config", list(overrides)), resolve=True))
+
+
+def leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Every value that is no mapping, by its dotted key."""
+    if not isinstance(tree, Mapping):
+        return {prefix.rstrip("."): tree}
+    return {k: v for name, branch in tree.items() for k, v in leaves(branch, f"{prefix}{name}.").items()}
+
+
+def _optional(key: str) -> bool:
+    """Reward functions and their weights may be left out of a configuration; other keys an old run only did not know."""
+    return key.startswith("reward.")
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]

@@ -1,0 +1,100 @@
+"""What is said of a sweep: a line for each job, the best of them, and what the whole grid shows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_tunix.workflows.diagnosis.examination import Report, examine
+from agent_tunix.workflows.diagnosis.finding import Finding, Severity
+from agent_tunix.workflows.diagnosis.records import Accuracy, RunRecords, difference
+from agent_tunix.workflows.diagnosis.remedies import join, leaves, rounded, value_text
+
+RATE = "optimizer.learning_rate"
+FLAT = {"not learning", "slow convergence", "updates that do not survive"}
+RUINED = {"diverging", "policy collapse", "KL runaway"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    name: str
+    settings: dict[str, Any]  # what differs between the jobs
+    accuracy: float | None
+    report: Report
+
+    @property
+    def illnesses(self) -> set[str]:
+        return {finding.illness for finding in self.report.findings if finding.severity != Severity.MILD}
+
+    @property
+    def label(self) -> str:
+        return " ".join(f"{key.rpartition('.')[2]}={value_text(value)}" for key, value in self.settings.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepReport:
+    jobs: list[Job]
+    best: str | None  # the job of the highest final accuracy
+    tied: list[str]  # jobs that noise does not tell from it
+    findings: list[Finding]
+
+
+def examine_sweep(runs: Mapping[str, RunRecords]) -> SweepReport:
+    varied = _varied(list(runs.values()))
+    jobs = [
+        Job(
+            name,
+            {key: leaves(run.config).get(key) for key in varied},
+            end.share if (end := _end(run)) else None,
+            examine(run),
+        )
+        for name, run in runs.items()
+    ]
+    ends = {name: end for name, run in runs.items() if (end := _end(run))}
+    best = max(ends, key=lambda name: ends[name].share, default=None)
+    tied = [name for name in ends if best and name != best and difference(ends[name], ends[best]).z < 2]
+    return SweepReport(jobs, best, tied, _over_all(jobs, best, tied, next(iter(runs.values())).overrides))
+
+
+def _end(run: RunRecords) -> Accuracy | None:
+    """The last evaluation; a run that a guard stopped has none of its end, so it cannot be the best by its beginning."""
+    seen = run.accuracies()
+    return seen[-1] if seen and run.summary.get("status") != "diverged" else None
+
+
+def _varied(runs: Sequence[RunRecords]) -> list[str]:
+    """The keys whose values differ between the jobs."""
+    tables = [leaves(run.config) for run in runs]
+    keys = list(dict.fromkeys(key for table in tables for key in table))
+    return [key for key in keys if len({repr(table.get(key)) for table in tables}) > 1]
+
+
+def _over_all(jobs: Sequence[Job], best: str | None, tied: Sequence[str], overrides: Sequence[str]) -> list[Finding]:
+    """What only the whole grid of learning rates shows."""
+    rates = sorted({float(rate) for job in jobs if isinstance(rate := job.settings.get(RATE), int | float)})
+    if len(rates) < 2:
+        return []
+    kept = [override for override in overrides if not override.startswith(f"{RATE}=")]
+
+    def sweep(grid: Sequence[float]) -> str:
+        return join(["--multirun", *kept, f"{RATE}={','.join(f'{min(1.0, rounded(rate)):g}' for rate in grid)}"])
+
+    low, high = rates[0], rates[-1]
+    if all(job.illnesses & FLAT for job in jobs):
+        evidence = f"no job from {low:g} to {high:g} learns as it should"
+        return [Finding("all rates too low", Severity.SERIOUS, evidence, sweep([high * 3, high * 10, high * 30]))]
+    if all(job.illnesses & RUINED for job in jobs):
+        evidence = f"every job from {low:g} to {high:g} diverges or collapses"
+        return [Finding("all rates too high", Severity.GRAVE, evidence, sweep([low / 30, low / 10, low / 3]))]
+    chosen = next((job for job in jobs if job.name == best), None)
+    rate = chosen.settings.get(RATE) if chosen else None
+    if not isinstance(rate, int | float):
+        return []
+    if rate in (low, high) and not any(job.name in tied and job.settings.get(RATE) != rate for job in jobs):
+        beyond = [rate / 10, rate / 3, rate] if rate == low else [rate, rate * 3, rate * 10]
+        evidence = f"the best rate, {rate:g}, is at the edge of the grid from {low:g} to {high:g}"
+        return [Finding("best at the edge of the grid", Severity.MILD, evidence, sweep(beyond))]
+    return [
+        Finding("refine", Severity.MILD, f"the best rate, {rate:g}, lies inside the grid", sweep([rate / 3, rate, rate * 3]))
+    ]

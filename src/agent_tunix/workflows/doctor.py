@@ -1,0 +1,103 @@
+"""`agent-tunix doctor <folder>`: names the illness of a run or a sweep, shows the evidence, prints the command to try."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from agent_tunix.errors import UserError
+from agent_tunix.workflows.diagnosis.examination import Report, examine
+from agent_tunix.workflows.diagnosis.finding import Finding
+from agent_tunix.workflows.diagnosis.records import RunRecords, read_run
+from agent_tunix.workflows.diagnosis.remedies import own_overrides
+from agent_tunix.workflows.diagnosis.sweep import SweepReport, examine_sweep
+
+USAGE = "usage: agent-tunix doctor <run or sweep folder> [--json]"
+VERDICTS = {
+    "ill": "ill",
+    "healthy": "healthy",
+    "undecided": "nothing wrong is seen, and no gain beyond noise: train longer, or evaluate on more problems",
+    "too short": "too short to judge",
+}
+
+
+def main(arguments: Sequence[str], console: Console) -> None:
+    """Reads the command line; a folder with numbered runs in it is a sweep."""
+    folders = [Path(argument) for argument in arguments if not argument.startswith("-")]
+    options = {argument for argument in arguments if argument.startswith("-")}
+    if options & {"--help", "-h"}:
+        print(USAGE)
+        return
+    if len(folders) != 1 or options - {"--json"}:
+        raise UserError(USAGE)
+    folder = folders[0]
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder.\n{USAGE}")
+    report = diagnose(folder)
+    if "--json" in options:
+        print(json.dumps(as_json(folder, report), indent=2, ensure_ascii=False))
+    elif isinstance(report, SweepReport):
+        show_sweep(folder, report, console)
+    else:
+        show_run(folder, report, console)
+
+
+def diagnose(folder: Path) -> Report | SweepReport:
+    jobs = sorted(
+        (path for path in folder.iterdir() if path.name.isdecimal() and (path / "config.yaml").is_file()), key=_number
+    )
+    if jobs and not (folder / "config.yaml").is_file():
+        return examine_sweep({job.name: read(job) for job in jobs})
+    return examine(read(folder))
+
+
+def read(folder: Path) -> RunRecords:
+    """A run's records, with the overrides that lead to its configuration again."""
+    run = read_run(folder)
+    return dataclasses.replace(run, overrides=own_overrides(run.config))
+
+
+def as_json(folder: Path, report: Report | SweepReport) -> dict[str, Any]:
+    kind = "sweep" if isinstance(report, SweepReport) else "run"
+    return {"folder": str(folder), "kind": kind, **dataclasses.asdict(report)}
+
+
+def show_run(folder: Path, report: Report, console: Console) -> None:
+    _say(console, f"{folder}: {VERDICTS[report.verdict]}\n{report.judged_by}\n")
+    width = max(map(len, report.vitals))
+    for name, value in report.vitals.items():
+        _say(console, f"  {name:{width}}  {value}")
+    _show_findings(report.findings, console)
+
+
+def show_sweep(folder: Path, report: SweepReport, console: Console) -> None:
+    _say(console, f"{folder}: a sweep of {len(report.jobs)} jobs\n")
+    width = max(len(job.label) for job in report.jobs)
+    for job in report.jobs:
+        accuracy = "-" if job.accuracy is None else f"{job.accuracy:.1%}"
+        state = ", ".join(sorted(job.illnesses)) or job.report.verdict
+        _say(console, f"  {job.name:>3}  {job.label:{width}}  held-out accuracy {accuracy:>6}  {state}")
+    best = next((job for job in report.jobs if job.name == report.best), None)
+    if best is not None:
+        tied = f"; not told from it by noise: {', '.join(report.tied)}" if report.tied else ""
+        _say(console, f"\nBest: job {best.name}  {best.label}  ({best.accuracy:.1%}){tied}")
+    _show_findings(report.findings, console)
+
+
+def _show_findings(findings: Sequence[Finding], console: Console) -> None:
+    for number, finding in enumerate(findings, start=1):
+        _say(console, f"\n{number}. {finding.illness} ({finding.severity})\n   {finding.evidence}\n   try: {finding.remedy}")
+
+
+def _say(console: Console, text: str) -> None:
+    """Commands are to be copied: no line is broken and nothing is taken for markup."""
+    console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def _number(path: Path) -> int:
+    return int(path.name)
