@@ -12,9 +12,9 @@ from agent_tunix.workflows.diagnosis.remedies import lower_rate, rerun, rounded,
 from agent_tunix.workflows.diagnosis.signs import (
     CERTAIN,
     SURE,
+    best_success,
     fall_below_start,
     learnt,
-    near_ceiling,
     progress,
     reward_rose,
     success,
@@ -24,7 +24,8 @@ NO_SIGNAL = 0.9  # share of groups without variance; a run that is learning has 
 CUT = 0.5  # share of completions cut at the limit: more are cut than are judged
 SOME_CUT = 0.2  # share worth a word
 WELL_FORMED = 0.85  # share at which the format counts as learnt
-SOLVED = 0.8  # accuracy above which format is not all that was learnt
+SOLVED = 0.8  # accuracy above which groups agree because they are right, and format is not all that was learnt
+HALF = 0.5  # accuracy above which a run that learnt may have stopped exploring without harm
 ENTROPY_GONE = 0.02  # nats a token; the demo, solved, ends above it
 ENTROPY_LEFT = 0.1  # share of the early entropy
 NOISE = 0.6  # share of the entropy of blind guessing; a model that knows its language is far below a third
@@ -123,7 +124,7 @@ def entropy_collapse(run: RunRecords) -> Finding | None:
     """The policy says one thing only, before that thing is right."""
     entropy, idle = run.values("entropy"), late(run.values("groups/zero_variance"))
     end = late(entropy)
-    if end is None or idle is None or len(entropy) < 3 or idle < 0.7 or near_ceiling(run):
+    if end is None or idle is None or len(entropy) < 3 or idle < 0.7 or best_success(run) >= SOLVED:
         return None
     if end >= ENTROPY_GONE and end >= ENTROPY_LEFT * entropy[0]:
         return None
@@ -132,7 +133,8 @@ def entropy_collapse(run: RunRecords) -> Finding | None:
         changes: dict[str, Any] = {"generation.temperature": 1.0, "generation.top_k": None, "generation.top_p": 1.0}
     else:
         changes = {**scaled_rate(run, 1 / 3), "grpo.beta": more_beta(run)}
-    return Finding("entropy collapse", Severity.SERIOUS, f"{evidence}; {progress(run)}", rerun(run, changes))
+    severity = unless(learnt(run) and best_success(run) >= HALF)
+    return Finding("entropy collapse", severity, f"{evidence}; {progress(run)}", rerun(run, changes))
 
 
 def blind(run: RunRecords) -> Finding | None:

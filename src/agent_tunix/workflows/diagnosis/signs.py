@@ -85,7 +85,7 @@ def _fall(run: RunRecords, before: Callable[[list[Accuracy]], Accuracy]) -> Fall
 
 
 def near_ceiling(run: RunRecords) -> bool:
-    return any(seen[-1].share >= CEILING for key in ACCURACIES if (seen := run.accuracies(key)))
+    return best_success(run) >= CEILING
 
 
 def progress(run: RunRecords) -> str:
@@ -157,6 +157,11 @@ def still_climbing(run: RunRecords) -> bool:
     """Whether the last evaluation is, up to noise, the best."""
     seen = run.accuracies()
     return len(seen) > 1 and seen[-1].share >= max(one.share for one in seen) - difference(seen[0], seen[-1]).error
+
+
+def best_success(run: RunRecords) -> float:
+    """The share of problems solved at the end, greedy or sampled, whichever is more."""
+    return max((seen[-1].share for key in ACCURACIES if (seen := run.accuracies(key))), default=0.0)
 
 
 def success(run: RunRecords) -> float | None:

@@ -84,6 +84,11 @@ def test_groups_without_variance_are_no_illness_once_the_task_is_solved(config):
     assert [finding.severity for finding in report.findings] == [Severity.MILD]
 
 
+def test_entropy_that_went_because_the_task_was_learnt_is_no_collapse(config):
+    run = run_of(config, accuracies=(0.4, 0.89), entropy=lambda step: 0.3 * 0.9**step, groups__zero_variance=0.75)
+    assert diagnose(run) == []
+
+
 def test_few_steps_or_few_problems_are_no_proof_of_anything(config):
     assert examine(run_of(config, steps=4, accuracies=(0.4, 0.4), reward__mean=0.5)).verdict == "too short"
     noisy = run_of(config, steps=12, accuracies=(0.4, 0.45), n=30, **FLAT_REWARD)
