@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -111,8 +112,13 @@ def _overrides_from(start: list[str], config: Mapping[str, Any]) -> list[str]:
 @functools.lru_cache(maxsize=32)
 def _composed(*overrides: str) -> dict[str, Any]:
     """The leaves of the shipped configuration under some overrides; Hydra, if it is at work, is left as it was."""
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        return leaves(OmegaConf.to_container(compose("config", list(overrides)), resolve=True))
+    at_work = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+            return leaves(OmegaConf.to_container(compose("config", list(overrides)), resolve=True))
+    finally:
+        GlobalHydra.instance().hydra = at_work
 
 
 def leaves(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from made_up_runs import FLAT_REWARD, changed, run_of
 
 from agent_tunix.config.load import config_folder
-from agent_tunix.workflows.diagnosis import optimizer
+from agent_tunix.workflows.diagnosis import optimizer, remedies
 from agent_tunix.workflows.diagnosis.records import RunRecords
-from agent_tunix.workflows.diagnosis.remedies import rerun, scaled_rate, value_text
+from agent_tunix.workflows.diagnosis.remedies import own_overrides, rerun, scaled_rate, value_text
 
 
 def test_the_remedy_is_the_run_s_own_command_with_the_reference_s_change(config):
@@ -45,3 +45,10 @@ def test_a_text_comes_back_as_it_was(text, config):
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         composed = compose("config", [f"++data.system_prompt={value_text(text)}"])
     assert composed.data.system_prompt == text
+
+
+def test_overrides_are_found_inside_a_job_of_hydra_too(config):
+    remedies._composed.cache_clear()
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        assert own_overrides(config) == ["+experiment=quick_test"]
+        assert compose("config", ["+experiment=quick_test"]).seed == config["seed"]
