@@ -1,0 +1,47 @@
+"""The command that a remedy is."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up_runs import FLAT_REWARD, changed, run_of
+
+from agent_tunix.config.load import config_folder
+from agent_tunix.workflows.diagnosis import optimizer
+from agent_tunix.workflows.diagnosis.records import RunRecords
+from agent_tunix.workflows.diagnosis.remedies import rerun, scaled_rate, value_text
+
+
+def test_the_remedy_is_the_run_s_own_command_with_the_reference_s_change(config):
+    high = changed(config, optimizer__learning_rate=1e-4, training__num_batches=12)
+    finding = optimizer.collapsed(run_of(high, accuracies=(0.4, 0.1), **FLAT_REWARD))
+    assert finding.remedy.endswith("+experiment=quick_test training.num_batches=12 optimizer.learning_rate=1e-05")
+
+
+def test_a_rate_below_lr_min_takes_lr_min_with_it(config):
+    run = RunRecords(changed(config, optimizer__learning_rate=2e-7))
+    assert rerun(run, scaled_rate(run, 0.1)).endswith("optimizer.learning_rate=2e-08 scheduler.lr_min=2e-09")
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3),
+        max_leaves=4,
+    )
+)
+def test_a_value_of_any_kind_is_written_as_hydra_reads_it(value):
+    if isinstance(value, float) and not math.isfinite(value):
+        return
+    assert isinstance(value_text(value), str)
+
+
+@pytest.mark.parametrize("text", ["plain", "a b,c", "it's", "", "null", "1e-3", "(q|k)_proj", "back\\slash"])
+def test_a_text_comes_back_as_it_was(text, config):
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        composed = compose("config", [f"++data.system_prompt={value_text(text)}"])
+    assert composed.data.system_prompt == text

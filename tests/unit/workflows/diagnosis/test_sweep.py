@@ -1,0 +1,34 @@
+"""What is said of a sweep as a whole."""
+
+from __future__ import annotations
+
+import pytest
+from made_up_runs import FLAT_REWARD, changed, run_of
+
+from agent_tunix.workflows.diagnosis.sweep import examine_sweep
+
+
+def sweep_of(config, rates_and_ends) -> dict:
+    runs = {}
+    for name, (rate, end, kl) in enumerate(rates_and_ends):
+        own = changed(config, optimizer__learning_rate=rate)
+        learns = {} if end > 0.5 else FLAT_REWARD
+        runs[str(name)] = run_of(own, accuracies=(0.4, end), kl=kl, **learns)
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("jobs", "best", "illness", "grid"),
+    [
+        ([(1e-7, 0.4, 1e-7), (1e-6, 0.41, 1e-5)], "1", "all rates too low", "3e-06,1e-05,3e-05"),
+        ([(1e-4, 0.1, 2.0), (1e-3, 0.0, 3.0)], "0", "all rates too high", "3.3e-06,1e-05,3.3e-05"),
+        ([(1e-6, 0.6, 0.1), (1e-5, 0.95, 0.1)], "1", "best at the edge of the grid", "1e-05,3e-05,0.0001"),
+        ([(1e-6, 0.6, 0.1), (1e-5, 0.95, 0.1), (1e-4, 0.1, 2.0)], "1", "refine", "3.3e-06,1e-05,3e-05"),
+    ],
+)
+def test_a_sweep_is_judged_as_a_whole(config, jobs, best, illness, grid):
+    report = examine_sweep(sweep_of(config, jobs))
+    assert report.best == best
+    assert [finding.illness for finding in report.findings] == [illness]
+    assert report.findings[0].remedy.endswith(f"optimizer.learning_rate={grid}")
+    assert "--multirun" in report.findings[0].remedy
