@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from agent_tunix.config.schema import Config
 
-TYPICAL_RATE = (1e-7, 1e-4)
 TYPICAL = {
     "weight_decay": (0.0, 0.1, "", "weights may be held back from learning"),
     "max_grad_norm": (0.01, 1.0, "updates may become too small to matter", "exploding gradients may get through"),
@@ -19,12 +18,14 @@ TYPICAL_BETAS = ((0.8, 0.95), (0.99, 0.999))
 LARGE_BATCH = (2.0, 10 / 3)  # the reference runs 270M at 1e-4 with twice the usual prompts, 10/3 of its range's end
 SMALL_BATCH = (0.25, 1 / 3)  # and 4B at 1e-6 with a quarter of them, a third of its range's end
 FULL_FINE_TUNING = 0.1  # all weights move at once, so each should move less
+RATE_OF = {"adamw": 1.0, "schedule_free_adamw": 1.0, "adafactor": 1.0, "lion": 1 / 3}  # others have rates of their own
 SMALL_DATA = (500, 1 / 3)  # "smaller datasets need lower learning rates"
 
 
 def rate_range(cfg: Config, num_examples: int | None) -> tuple[float, float, list[str]]:
     """The rates that suit a run, and what they were moved for."""
-    low, high = cfg.model.guidance.learning_rate
+    factor = RATE_OF.get(cfg.optimizer.optimizer_name, 1.0)
+    low, high = (factor * rate for rate in cfg.model.guidance.learning_rate)
     reasons: list[str] = []
     ratio = cfg.training.prompts_per_step / cfg.model.guidance.prompts
     if ratio >= LARGE_BATCH[0]:
@@ -48,6 +49,8 @@ def warnings(cfg: Config, num_examples: int | None = None) -> list[str]:
 
 
 def _rate(cfg: Config, num_examples: int | None) -> str | None:
+    if cfg.optimizer.optimizer_name not in RATE_OF:
+        return None
     rate = cfg.optimizer.learning_rate
     low, high, reasons = rate_range(cfg, num_examples)
     whom = f"{low:.2g} to {high:.2g} suit {cfg.model.model_size}" + (f" ({'; '.join(reasons)})" if reasons else "")

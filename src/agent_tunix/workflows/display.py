@@ -43,7 +43,7 @@ class Display:
         self._progress.stop()
 
     def notice(self, text: str) -> None:
-        self._console.print(text, highlight=False)
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def step(self, record: Record) -> None:
         gain = f"reward {record['reward/mean']:.2f}" if "reward/mean" in record else f"loss {record['loss']:.3f}"
@@ -96,7 +96,9 @@ def shell_command(verb: str) -> str:
     """How to call a verb from here: by its script in a checkout, else by the installed command."""
     script = {"train": "run_training.py", "evaluate": "evaluate.py"}.get(verb)
     if script is None or not os.path.exists(script):
-        return f"agent-tunix {verb}"
+        beside = os.path.join(os.path.dirname(sys.executable), "agent-tunix")
+        installed = shutil.which("agent-tunix") is None and os.path.exists(beside)
+        return f"{os.path.relpath(beside) if installed else 'agent-tunix'} {verb}"
     found = shutil.which("python")
     named = found is not None and os.path.abspath(found) == os.path.abspath(sys.executable)
     return f"{'python' if named else os.path.relpath(sys.executable)} {script}"

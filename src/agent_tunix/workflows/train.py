@@ -26,6 +26,8 @@ from agent_tunix.tasks.datasets import Stream
 from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.types import TrainState
 from agent_tunix.workflows import setup
+from agent_tunix.workflows.diagnosis.examination import early_warnings
+from agent_tunix.workflows.diagnosis.records import read_run
 from agent_tunix.workflows.display import Display, print_summary, shell_command
 from agent_tunix.workflows.evaluate import complete, grade
 from agent_tunix.workflows.gather import Run, gather, with_demonstrations
@@ -43,6 +45,7 @@ class Desk:
     display: Display
     interruption: Interruption
     rollbacks: list[Record]
+    warned: set[str]
 
 
 def prepare(cfg: Config, console: Console) -> Run:
@@ -80,7 +83,7 @@ def run(cfg: Config, path: Path, console: Console) -> Record:
     write_config(path / "config.yaml", cfg)
     status, after = "failed", []
     with Interruption() as interruption, Display(console, r.plan.total_steps, int(state.step)) as display:
-        desk = Desk(folder, checkpoints, display, interruption, list(progress.rollbacks))
+        desk = Desk(folder, checkpoints, display, interruption, list(progress.rollbacks), set())
         try:
             before = evaluate_policy(r, fresh, desk)
             state, progress = train_loop(r, state, progress, desk)
@@ -115,6 +118,7 @@ def train_loop(r: Run, state: TrainState, progress: Progress, desk: Desk) -> tup
         step = int(state.step)
         if _due(training.eval_every_n_steps, step, iterations):
             evaluate_policy(r, state, desk)
+            _warn_early(desk)
         if _due(training.save_interval_steps, step, iterations):
             desk.checkpoints.save(state, progress)
     return state, progress
@@ -170,6 +174,14 @@ def recover(r: Run, state: TrainState, progress: Progress, fault: str, desk: Des
         f"step {step}: {fault}; back to step {int(restored.step)}, without that batch and at a tenth of the rate."
     )
     return restored, progress
+
+
+def _warn_early(desk: Desk) -> None:
+    """Says what the doctor would say already, each illness once."""
+    for finding in early_warnings(read_run(desk.folder.path)):
+        if finding.illness not in desk.warned:
+            desk.warned.add(finding.illness)
+            desk.display.notice(f"early warning: {finding.illness}, {finding.evidence}\n  try: {finding.remedy}")
 
 
 def _passed_over(state: TrainState, steps: int) -> TrainState:
@@ -251,9 +263,10 @@ def _advice(cfg: Config, status: str, path: Path) -> list[str]:
     if status != "completed":
         return [f"{train} training.resume={path}"]
     advice = [f"{evaluate} run={path} inference_config=standard num_passes=8", f"{export} run={path} format=peft"]
+    advice.append(f"{shell_command('doctor')} {path}")
     if cfg.training.method == "supervised":
         return [f"{train} training.init_from={path}", *advice]
     if cfg.model.model_size == "tiny":
         sweep = "--multirun optimizer.learning_rate=1e-7,1e-6,1e-5,1e-4"
-        return [*advice[:1], f"{train} +experiment=control", f"{train} +experiment=quick_test {sweep}"]
+        return [advice[0], advice[2], f"{train} +experiment=control", f"{train} +experiment=quick_test {sweep}"]
     return advice

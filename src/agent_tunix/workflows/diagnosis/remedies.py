@@ -26,7 +26,6 @@ NAMED_GROUPS = (
 )
 RESUME = "training.resume"  # how a run was continued is no part of how it was set up
 LEAST_RATE, GREATEST_RATE = 1e-7, 1e-4  # the reference's typical range of learning rates
-MISSING = object()
 PLAIN = re.compile(r"[A-Za-z_/][\w./:-]*")  # a text that Hydra takes for one without quotes
 NOT_TEXT = ("null", "true", "false", "nan", "inf")
 
@@ -105,7 +104,7 @@ def _overrides_from(start: list[str], config: Mapping[str, Any]) -> list[str]:
             groups.append(f"{group}={file}{name}")
     if groups:
         shipped = _composed(*start, *groups)
-    changed = [f"{k}={value_text(v)}" for k, v in wanted.items() if k != RESUME and shipped.get(k, MISSING) != v]
+    changed = [f"{k}={value_text(v)}" for k, v in wanted.items() if k != RESUME and shipped.get(k) != v]
     return [*start, *groups, *changed, *(f"~{k}" for k in shipped if k not in wanted and _optional(k))]
 
 
