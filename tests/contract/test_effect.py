@@ -88,7 +88,9 @@ def trajectory(*overrides: str) -> np.ndarray:
     state = init_state(adapters if cfg.model.lora_rank else masters(weights), name)
     for t in range(1, UPDATES + 1):
         h = hyperparameters(cfg, plan, t)
-        state, _ = update(state, batch([0.01, 1, 100][t % 3]), weights, h, arch=arch, micro_batches=1, optimizer=name)
+        state, _ = update(
+            state, batch([0.01, 1, 100][t % 3]), weights, h, np.inf, arch=arch, micro_batches=1, optimizer=name
+        )
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.trainable)])
 
 

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.parity
 TRAIN = ["train", "model=gemma3_tiny", "training.num_batches=2", "hydra.run.dir=run"]
 STRONG = [
     "optimizer.learning_rate=1e-3",
+    "training.max_kl=1000.0",
     "optimizer.warmup_ratio=0",
     "optimizer.max_grad_norm=10",
     "evaluation.num_examples=16",

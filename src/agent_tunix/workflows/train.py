@@ -25,9 +25,8 @@ from agent_tunix.errors import DivergenceError
 from agent_tunix.tasks.datasets import Stream
 from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.types import TrainState
-from agent_tunix.workflows import setup
+from agent_tunix.workflows import doctor, setup
 from agent_tunix.workflows.diagnosis.examination import early_warnings
-from agent_tunix.workflows.diagnosis.records import read_run
 from agent_tunix.workflows.display import Display, print_summary, shell_command
 from agent_tunix.workflows.evaluate import complete, grade
 from agent_tunix.workflows.gather import Run, gather, with_demonstrations
@@ -178,7 +177,7 @@ def recover(r: Run, state: TrainState, progress: Progress, fault: str, desk: Des
 
 def _warn_early(desk: Desk) -> None:
     """Says what the doctor would say already, each illness once."""
-    for finding in early_warnings(read_run(desk.folder.path)):
+    for finding in early_warnings(doctor.read(desk.folder.path)):
         if finding.illness not in desk.warned:
             desk.warned.add(finding.illness)
             desk.display.notice(f"early warning: {finding.illness}, {finding.evidence}\n  try: {finding.remedy}")
