@@ -46,9 +46,8 @@ def main() -> None:
     arch, rng = architecture(size), np.random.default_rng(0)
     weights = init_weights(jax.random.key(0), arch, jnp.bfloat16)
     modules = lora.select_modules("_proj", arch.num_layers)
-    trainable = lora.masters(weights)
-    if rank:
-        trainable = lora.init_adapters(jax.random.key(1), arch, modules, rank, float(rank))
+    adapters = lora.init_adapters(jax.random.key(1), arch, modules, max(rank, 1), float(rank))
+    trainable = adapters if rank else lora.masters(weights)
     prompts = left_pad([list(rng.integers(6, 1000, S)) for _ in range(P)], S, 0)
     sampling = Sampling(TEMPERATURE, 50, 1.0, C, G, (1, 106), 0)
     drawn = sample(*lora.policy(weights, trainable), prompts, jax.random.key(3), arch=arch, sampling=sampling)
