@@ -12,11 +12,12 @@ from omegaconf import OmegaConf
 from agent_tunix.algorithm.schedules import SCHEDULES
 from agent_tunix.config.load import config_folder, keys, validate
 from agent_tunix.config.schema import Config
+from agent_tunix.workflows.curve import as_svg
 from agent_tunix.workflows.plan import make_plan
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration" / "keys.md"
 CURVES = PAGE.parent / "schedules"
-UPDATES, WIDTH, HEIGHT, MARGIN = 100, 480, 160, 24
+UPDATES = 100
 HEAD = """# Every configuration key
 
 Generated from the schema by `make docs`. Defaults are those of `python run_training.py` with no overrides; a group's
@@ -45,31 +46,9 @@ def curves() -> dict[Path, str]:
     pictures = {}
     for name, cfg in configs.items():
         schedule = make_plan(cfg, UPDATES).schedule
-        shares = [schedule(t) / cfg.optimizer.learning_rate for t in range(1, UPDATES + 1)]
-        pictures[CURVES / f"{name}.svg"] = drawn(name, shares)
+        rates = [schedule(t) for t in range(1, UPDATES + 1)]
+        pictures[CURVES / f"{name}.svg"] = as_svg(rates, name)
     return pictures
-
-
-def drawn(name: str, shares: list[float]) -> str:
-    """An SVG of one line: the share of the peak at every update, between a floor at 0 and a ceiling at the peak."""
-    bottom, right = HEIGHT - MARGIN, WIDTH - MARGIN
-    across = (right - MARGIN) / (len(shares) - 1)
-    points = " ".join(
-        f"{MARGIN + i * across:.1f},{bottom - share * (bottom - MARGIN):.1f}" for i, share in enumerate(shares)
-    )
-    text = 'font-family="sans-serif" font-size="11" fill="#666"'
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" role="img" aria-label="{name}">',
-            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
-            f'<path d="M{MARGIN},{MARGIN}H{right}M{MARGIN},{bottom}H{right}" stroke="#ccc" fill="none"/>',
-            f'<polyline points="{points}" stroke="#1a73e8" stroke-width="2" fill="none"/>',
-            f'<text x="{MARGIN}" y="{MARGIN - 6}" {text}>learning_rate</text>',
-            f'<text x="{MARGIN}" y="{HEIGHT - 8}" {text}>update 1</text>',
-            f'<text x="{right}" y="{HEIGHT - 8}" text-anchor="end" {text}>update {len(shares)}</text>',
-            "</svg>\n",
-        ]
-    )
 
 
 def shown(value: Any) -> str:

@@ -166,6 +166,6 @@ def test_every_shipped_group_composes_and_is_valid():
         for group in groups:
             for path in (config_folder() / group).glob("*.yaml"):
                 plus = "+" if group == "experiment" else ""
-                validate(compose("config", [f"{plus}{group}={path.stem}"]), Config)
+                assert validate(compose("config", [f"{plus}{group}={path.stem}"]), Config)
         for path in (config_folder() / "inference_config").glob("*.yaml"):
-            validate(compose("evaluate", [f"inference_config={path.stem}"]), EvaluateConfig)
+            assert validate(compose("evaluate", [f"inference_config={path.stem}"]), EvaluateConfig)

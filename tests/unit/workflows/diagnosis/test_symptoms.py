@@ -63,7 +63,7 @@ def test_every_remedy_is_a_command_that_is_accepted_and_changes_something(illnes
         overrides = shlex.split(finding.remedy.partition(" +experiment")[2])
         with initialize_config_dir(str(config_folder()), version_base="1.3"):
             composed = compose("config", [f"+experiment{overrides[0]}", *(f"++{o}" for o in overrides[1:])])
-        validate(composed, Config)
+        assert validate(composed, Config).model_dump() != config
 
 
 def test_a_healthy_run_has_no_findings(config):
