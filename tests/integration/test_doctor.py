@@ -28,6 +28,11 @@ ONE_OF_MINE = "def always_negative(prompt, completion, answer):\n    return -1.0
 ILL = {
     "absurd rate": (["optimizer.learning_rate=1e-2"], "diverging", "optimizer.learning_rate=0.0001"),
     "high rate": (["optimizer.learning_rate=1e-4"], "KL runaway", "optimizer.learning_rate=1e-05 grpo.beta=0.08"),
+    "slow": (
+        ["optimizer.learning_rate=1e-6", "training.micro_batch_size=16", "training.num_batches=40"],
+        "slow convergence",
+        "optimizer.learning_rate=",
+    ),
     "low rate": (["optimizer.learning_rate=1e-7"], "not learning", "optimizer.learning_rate=1e-06"),
     "no weights": (["reward.weights.format_exact=0", "reward.weights.answer=0"], "no signal", "evaluation.num_examples=100"),
     "short answers": (
