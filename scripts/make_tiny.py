@@ -5,7 +5,7 @@ The demonstrations are flawed on purpose, to leave reinforcement learning someth
 but the two subtraction families show the right operation only a third of the time, and a quarter of all demonstrations
 break the format.
 
-    make tiny        (about 5 minutes on 2 cores; overwrites src/agent_tunix/models/tiny)
+    make tiny        (about 9 minutes on 2 cores; overwrites src/agent_tunix/models/tiny)
 """
 
 from __future__ import annotations

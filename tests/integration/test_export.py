@@ -22,7 +22,6 @@ from agent_tunix.workflows.evaluate import complete
 TRAIN = ["train", "model=gemma3_tiny", "training.num_batches=2", "training.save_interval_steps=1", "hydra.run.dir=run"]
 STRONG = [
     "optimizer.learning_rate=1e-3",
-    "training.on_divergence=ignore",
     "training.max_kl=1000.0",
     "optimizer.warmup_ratio=0",
     "optimizer.max_grad_norm=10",

@@ -107,7 +107,7 @@ def test_an_exploding_kl_counts_as_divergence(command, tmp_path):
 
 
 def test_an_overflowing_gradient_does_not_reach_the_weights(command, tmp_path):
-    """Rewards near the largest float32 give finite advantages; an adapter scale of 1e30 makes the gradient overflow."""
+    """An adapter scale near the largest float32 makes the gradient overflow."""
     outcome = command("train", *RUN, "model.lora_alpha=1e38", "grpo.beta=0.0", "training.on_divergence=ignore")
     assert outcome.code == 0, outcome.err
     assert "the norm of the gradient is" in outcome.out or "the loss is" in outcome.out
