@@ -56,12 +56,12 @@ def widened(batches: Sequence[Batch]) -> tuple[Batch, ...]:
     """Batches with their completions padded to the widest of them; padding changes neither loss nor gradient."""
     width = max(batch.tokens_BC.shape[1] for batch in batches)
 
-    def pad(array_BC: jax.Array | None) -> jax.Array | None:
-        return None if array_BC is None else jnp.pad(array_BC, ((0, 0), (0, width - array_BC.shape[1])))
+    def pad(array_BC: jax.Array) -> jax.Array:
+        return jnp.pad(array_BC, ((0, 0), (0, width - array_BC.shape[1])))
 
     def wide(batch: Batch) -> Batch:
-        padded = map(pad, (batch.tokens_BC, batch.mask_BC, batch.old_logprobs_BC, batch.reference_logprobs_BC))
-        return Batch(batch.prompts, *padded, batch.advantages_B)  # type: ignore[call-arg]
+        arrays = (batch.tokens_BC, batch.mask_BC, batch.old_logprobs_BC, batch.reference_logprobs_BC)
+        return Batch(batch.prompts, *jax.tree.map(pad, arrays), batch.advantages_B)
 
     return tuple(batch if batch.tokens_BC.shape[1] == width else wide(batch) for batch in batches)
 
