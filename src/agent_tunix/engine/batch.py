@@ -61,7 +61,8 @@ def widened(batches: Sequence[Batch]) -> tuple[Batch, ...]:
 
     def wide(batch: Batch) -> Batch:
         arrays = (batch.tokens_BC, batch.mask_BC, batch.old_logprobs_BC, batch.reference_logprobs_BC)
-        return Batch(batch.prompts, *jax.tree.map(pad, arrays), batch.advantages_B)
+        tokens_BC, mask_BC, old_BC, reference_BC = jax.tree.map(pad, arrays)
+        return Batch(batch.prompts, tokens_BC, mask_BC, old_BC, reference_BC, batch.advantages_B)
 
     return tuple(batch if batch.tokens_BC.shape[1] == width else wide(batch) for batch in batches)
 

@@ -41,13 +41,16 @@ class Bars:
         self._progress.stop()
 
     def notice(self, text: str) -> None:
-        style = "yellow" if text.startswith("warning:") else None
+        style = "yellow" if "warning:" in text else None
         self._console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
+    def labelled(self, label: str) -> Callable[[str], None]:
+        """Says whose notice it is, where there are several runs."""
+        return (lambda text: self.notice(f"[{label}] {text}")) if self._several else self.notice
+
     def display(self, label: str, total: int) -> Display:
-        prefix = f"[{label}] " if self._several else ""
         lines = 0 if self._console.is_terminal or self._several else LINES
-        return Display(self._progress, label, total, lines, lambda text: self.notice(prefix + text))
+        return Display(self._progress, label, total, lines, self.labelled(label))
 
 
 class Display:

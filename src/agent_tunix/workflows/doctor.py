@@ -16,6 +16,7 @@ from agent_tunix.workflows.diagnosis.finding import Finding
 from agent_tunix.workflows.diagnosis.records import RunRecords, read_run
 from agent_tunix.workflows.diagnosis.remedies import own_overrides
 from agent_tunix.workflows.diagnosis.sweep import SweepReport, examine_sweep
+from agent_tunix.workflows.sweep_folder import job_folders
 
 USAGE = "usage: agent-tunix doctor <run or sweep folder> [--json]"
 VERDICTS = {
@@ -41,16 +42,12 @@ def main(arguments: Sequence[str], console: Console) -> None:
     report = diagnose(folder)
     if "--json" in options:
         print(json.dumps(as_json(folder, report), indent=2, ensure_ascii=False))
-    elif isinstance(report, SweepReport):
-        show_sweep(folder, report, console)
     else:
-        show_run(folder, report, console)
+        show(folder, report, console)
 
 
 def diagnose(folder: Path) -> Report | SweepReport:
-    jobs = sorted(
-        (path for path in folder.iterdir() if path.name.isdecimal() and (path / "config.yaml").is_file()), key=_number
-    )
+    jobs = job_folders(folder)
     if jobs and not (folder / "config.yaml").is_file():
         return examine_sweep({job.name: read(job) for job in jobs})
     return examine(read(folder))
@@ -65,6 +62,13 @@ def read(folder: Path) -> RunRecords:
 def as_json(folder: Path, report: Report | SweepReport) -> dict[str, Any]:
     kind = "sweep" if isinstance(report, SweepReport) else "run"
     return {"folder": str(folder), "kind": kind, **dataclasses.asdict(report)}
+
+
+def show(folder: Path, report: Report | SweepReport, console: Console) -> None:
+    if isinstance(report, SweepReport):
+        show_sweep(folder, report, console)
+    else:
+        show_run(folder, report, console)
 
 
 def show_run(folder: Path, report: Report, console: Console) -> None:
@@ -97,7 +101,3 @@ def _show_findings(findings: Sequence[Finding], console: Console) -> None:
 def _say(console: Console, text: str) -> None:
     """Commands are to be copied: no line is broken and nothing is taken for markup."""
     console.print(text, soft_wrap=True, markup=False, highlight=False)
-
-
-def _number(path: Path) -> int:
-    return int(path.name)
