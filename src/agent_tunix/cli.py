@@ -23,6 +23,7 @@ from rich.console import Console
 
 from agent_tunix.config.load import config_folder, did_you_mean, read_config, validate
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
+from agent_tunix.config.tuning import LrFindConfig
 from agent_tunix.errors import DivergenceError, UserError
 
 console = Console(highlight=False)
@@ -37,6 +38,11 @@ def plan() -> None:
     """Shows what a run would do: updates, learning rate, memory, warnings; see `agent-tunix plan --help`."""
     sys.argv.append("dry_run=true")
     train()
+
+
+def lr_find() -> None:
+    """Ramps the learning rate in one short run and suggests one; see `agent-tunix lr-find --help`."""
+    _hydra("lr_find", _lr_find)
 
 
 def evaluate() -> None:
@@ -61,7 +67,7 @@ def doctor() -> None:
 
 def main() -> None:
     """`agent-tunix <verb> <overrides>`."""
-    verbs = {"train": train, "plan": plan, "evaluate": evaluate, "export": export, "doctor": doctor}
+    verbs = {"train": train, "plan": plan, "lr-find": lr_find, "evaluate": evaluate, "export": export, "doctor": doctor}
     verb = sys.argv.pop(1) if len(sys.argv) > 1 else ""
     if verb not in verbs:
         usage = "\n".join(
@@ -151,6 +157,14 @@ def _resumed(folder: str) -> tuple[Config, Path]:
             )
         saved.merge_with(OmegaConf.from_dotlist([f"{key}={value}"]))
     return validate(saved, Config), path
+
+
+def _lr_find(composed: DictConfig) -> None:
+    from agent_tunix.workflows import lr_find as workflow
+
+    hydra_cfg = HydraConfig.get()
+    output = _relative(Path(hydra_cfg.runtime.output_dir))
+    workflow.run(validate(composed, LrFindConfig), output, console, _given(hydra_cfg.overrides.task))
 
 
 def _evaluate(composed: DictConfig) -> None:
