@@ -58,6 +58,7 @@ class Job:
 def run(jobs: Sequence[Job], folder: Path, console: Console, fuse: Fuse = "auto") -> list[Record]:
     """Runs the jobs that are not finished yet; returns the results of all, in their order, and writes sweep.json."""
     setup.start_device()
+    folder.mkdir(parents=True, exist_ok=True)
     shelf, modes = setup.Shelf(), set[str]()
     overrides = {job.folder.name: job.overrides for job in jobs}
     open_jobs = [job for job in _labelled(jobs) if _unfinished(job)]
