@@ -54,7 +54,7 @@ def run(cfg: LrFindConfig, path: Path, console: Console, overrides: Sequence[str
             bars.notice(f"The ramp ends here. {str(fault).splitlines()[0]}")
     shutil.rmtree(path / "checkpoints", ignore_errors=True)
     found = _reading(path, r, whole)
-    advice = _advice(found, r.overrides)
+    advice = _advice(found, r)
     _write(path, found, advice, interruption.requested)
     _show(path, found, advice, console)
     return found
@@ -128,11 +128,12 @@ def _reading(path: Path, r: Run, whole: Run) -> Record:
     return {"rates": rates, "reward": rewards, "kl": kls, **dataclasses.asdict(found)}
 
 
-def _advice(found: Record, overrides: Sequence[str]) -> list[str]:
+def _advice(found: Record, r: Run) -> list[str]:
     """The commands to try next."""
-    own = less(overrides, "lr_find.")
     if found["suggested"] is None:
-        return [join([*own, f"lr_find.num_steps={2 * len(found['rates'])}"], "lr-find")]
+        longer = f"lr_find.num_steps={2 * r.plan.total_steps}"
+        return [join([*less(r.overrides, "lr_find.num_steps"), longer], "lr-find")]
+    own = less(r.overrides, "lr_find.")
     low, high = found["range"]
     grid = ",".join(f"{rate:.2g}" for rate in dict.fromkeys((low, found["suggested"], high)))
     own = less(own, RATE)

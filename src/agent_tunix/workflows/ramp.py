@@ -4,15 +4,16 @@
     score(t)   gain(t) / kl(t)
 
 While the rate is too low there is no gain. Then the reward rises, and the score is highest where little KL buys much reward.
-At last KL buys no more: the reward has its peak, and falls as the policy comes apart. So there are two bounds on the rate of
-a whole run:
+At last KL buys no more: the reward has its peak, and falls as the policy comes apart. That bounds the rate of a whole run.
+A ramp spends a few updates near each rate and a run spends all of them there, so what counts is how far they travel, by the
+sum of their rates:
 
-    slow       its rates should add up to at least what those of the ramp did where the score lies
-    fast       it should not go faster than the ramp did where the reward had its peak
+    slow       the run travels as far as the ramp had where the score lies
+    fast       it travels as far as the ramp had at the peak of the reward, or goes as fast: the geometric mean of the two,
+               for the policy comes apart by its way in a run at low rates, and by its speed at high ones
 
-A ramp spends a few updates near each rate and a run spends all of them there: what a ramp bears, a run may not. The rate
-suggested is therefore the geometric mean of the two. Reward and KL of a step are measured before its update, so they speak
-of the rate of the step before.
+The rate suggested is the geometric mean of slow and fast. Reward and KL of a step are measured before its update, so they
+speak of the rate of the step before.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-NOISE = 3.0  # standard errors that a gain, or a loss, must exceed to be one
+NOISE = 3.0  # standard errors that a gain must exceed to be one
+COLLAPSE = 5.0  # and a loss, which is asked for after every step and ends the ramp
 WINDOW = 8  # a smoothed value is the mean of this part of the ramp, and its first two such parts are the start
 LEAST_KL = 1e-6  # nats a token; below it float32 shows rounding
 PATIENCE = 100  # updates at full rate after which a run should have come as far as the ramp, however long it is
@@ -46,6 +48,7 @@ class Curve:
     reward: list[float]
     first: int  # step after those that make up the start
     start: float
+    end: float
     error: float
 
     @property
@@ -60,7 +63,7 @@ class Curve:
     @property
     def fell(self) -> bool:
         """Whether the reward is now below its start."""
-        return self.reward[-1] < self.start - NOISE * self.error
+        return self.end < self.start - COLLAPSE * self.error
 
 
 def window(planned: int) -> int:
@@ -80,7 +83,7 @@ def curve(rewards: Sequence[float], planned: int) -> Curve | None:
     before = rewards[: max(2 * width, smooth.index(max(smooth)) + 1)]
     steps = [(later - earlier) ** 2 for earlier, later in itertools.pairwise(before)]
     error = math.sqrt(statistics.fmean(steps) / 2 * (1 / width + 1 / (2 * width)))
-    return Curve(smooth, 2 * width, statistics.fmean(rewards[: 2 * width]), error)
+    return Curve(smooth, 2 * width, statistics.fmean(rewards[: 2 * width]), statistics.fmean(rewards[-width:]), error)
 
 
 def smoothed(values: Sequence[float], width: int) -> list[float]:
@@ -100,11 +103,12 @@ def read(
     score = [gain / max(spent, LEAST_KL) for gain, spent in zip(found.gain, kl, strict=True)]
     if max(score) == 0:
         return Reading(score, None, None, _no_gain(rates, found))
-    slow = distance_at_score(rates, score[: found.peak + 1]) / min(full_updates, PATIENCE)
-    fast = rates[found.peak - 1]
+    updates, speed = min(full_updates, PATIENCE), rates[found.peak - 1]
+    slow = distance_at_score(rates, score[: found.peak + 1]) / updates
+    fast = min(speed, math.sqrt(speed * sum(rates[: found.peak]) / updates))
     low, high = min(slow, fast), fast
     suggested = float(f"{math.sqrt(low * high):.2g}")
-    return Reading(score, suggested, (low, high), _conclusion(found, kl[found.peak], (slow, fast), suggested))
+    return Reading(score, suggested, (low, high), _conclusion(found, kl[found.peak], (slow, fast), speed, suggested))
 
 
 def distance_at_score(rates: Sequence[float], score: Sequence[float]) -> float:
@@ -124,11 +128,11 @@ def _no_gain(rates: Sequence[float], found: Curve) -> str:
     return f"No rate from {rates[0]:.1e} to {rates[-1]:.1e} moved the reward beyond noise."
 
 
-def _conclusion(found: Curve, kl: float, bounds: tuple[float, float], suggested: float) -> str:
+def _conclusion(found: Curve, kl: float, bounds: tuple[float, float], speed: float, suggested: float) -> str:
     slow, fast = bounds
     rise = f"The reward rose from {found.start:.2f} to {found.reward[found.peak]:.2f} at a KL of {kl:.2g}"
     if slow > fast:
         return f"{rise}. The run is too short to come as far at a safe rate; {suggested:.1e} is the highest that was borne."
     ended = found.peak >= len(found.reward) - 2
-    limit = "was still rising at the end of the ramp" if ended else f"fell beyond {fast:.1e}"
-    return f"{rise}, and {limit}. Rates from {slow:.1e} to {fast:.1e} should do; {suggested:.1e} is in their middle."
+    limit = "was still rising at the end of the ramp" if ended else f"fell beyond a rate of {speed:.1e}"
+    return f"{rise}, and {limit}. For this run {slow:.1e} to {fast:.1e} should do; {suggested:.1e} is in the middle."

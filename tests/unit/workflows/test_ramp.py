@@ -29,8 +29,9 @@ def made_up(steps=40, low=1e-7, high=1e-3, *, seed=0, noise=0.05, gain=0.5, way=
 @given(seed=st.integers(0, 2**16), steps=st.integers(20, 120))
 def test_the_suggestion_lies_between_too_slow_and_too_fast(seed, steps):
     found = ramp.read(*made_up(steps, seed=seed), steps, FULL_UPDATES)
-    slow, fast = 5e-5 / FULL_UPDATES / 4, 1.5 * 6e-5
-    assert slow < found.range[0] < found.suggested < found.range[1] < fast
+    slow, fast = 5e-5 / FULL_UPDATES / 4, 6e-5
+    assert slow < found.suggested < fast
+    assert found.range[0] < found.suggested < found.range[1] < fast
     assert "fell beyond" in found.conclusion
 
 
@@ -65,6 +66,20 @@ def test_noise_is_not_taken_for_a_gain():
     assert "moved the reward beyond noise" in silent.conclusion
     assert silent.range is None
     assert set(silent.score) == {0.0}
+
+
+def test_noise_does_not_end_a_ramp():
+    ended = 0
+    for seed in range(100):
+        _, rewards, _ = made_up(seed=seed, gain=0.0, limit=1.0)
+        ended += any(found.fell for step in range(1, 41) if (found := ramp.curve(rewards[:step], 40)))
+    assert ended <= 5
+
+
+def test_a_collapse_ends_a_ramp():
+    for seed in range(20):
+        _, rewards, _ = made_up(seed=seed)
+        assert ramp.curve(rewards, 40).fell
 
 
 def test_a_reward_that_only_falls_suggests_nothing():
