@@ -24,7 +24,7 @@ def test_the_suggestion_lies_where_a_full_sweep_finds_the_good_rates(command, tm
     records = read_records(tmp_path / "out" / "metrics.jsonl")
     assert found["rates"] == [record["lr"] for record in records]
     assert found["reward"] == [record["reward/mean"] for record in records]
-    assert found["rates"] == pytest.approx([9e-8 * 1e4 ** (t / 19) for t in range(len(records))], rel=1e-4)
+    assert found["rates"] == pytest.approx([1e-7 * 1e4 ** (t / 19) for t in range(len(records))], rel=1e-4)
     assert len(records) < 20, "the ramp ends where the reward has fallen"
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["status"] == "completed"

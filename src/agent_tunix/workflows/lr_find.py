@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from agent_tunix.algorithm.schedules import ramp as rising
-from agent_tunix.config.guidance import rate_range
+from agent_tunix.config.guidance import half_decades, middle_rate
 from agent_tunix.config.load import validate
 from agent_tunix.config.schema import Config
 from agent_tunix.config.tuning import LrFindConfig
@@ -35,7 +35,7 @@ from agent_tunix.workflows.plan import make_plan
 from agent_tunix.workflows.train import prepare, training
 
 RATE = "optimizer.learning_rate"
-DECADES = 2  # either side of the model's guidance
+REACH = 4  # half decades either side of the model's guidance
 LEAST_BETA = 1e-9  # the KL term costs nothing at this weight, and is measured
 MEASURED = ("lr", "reward/mean", "kl")
 
@@ -77,9 +77,8 @@ def check(cfg: LrFindConfig, path: Path) -> None:
 
 def bounds(cfg: LrFindConfig) -> tuple[float, float]:
     """The first and the last rate of the ramp."""
-    low, high, _ = rate_range(cfg, None)
-    middle = float(f"{math.sqrt(low * high):.0e}")
-    return cfg.lr_find.lr_low or middle / 10**DECADES, cfg.lr_find.lr_high or min(1.0, middle * 10**DECADES)
+    middle = middle_rate(cfg)
+    return cfg.lr_find.lr_low or half_decades(middle, -REACH), cfg.lr_find.lr_high or half_decades(middle, REACH)
 
 
 def ramped(cfg: LrFindConfig, whole: Run) -> Run:

@@ -1,0 +1,81 @@
+"""What a search says: conclusions of stages and the verdict, in plain sentences with their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_tunix.engine.metrics import Record
+from agent_tunix.workflows.diagnosis.records import Accuracy
+from agent_tunix.workflows.tuning.selection import Result, Standing, over_seeds, paired_difference, wilson
+from agent_tunix.workflows.tuning.stages import Settings, Stage
+
+
+def label(settings: Settings) -> str:
+    return " ".join(f"{key.rpartition('.')[2]}={value:g}" for key, value in settings.items())
+
+
+def rung(place: int, results: Sequence[Result], jobs: Mapping[Any, str], going_on: Sequence[Any]) -> Record:
+    """A rung of tune.json: who was there, how they stood, and who goes on."""
+    rows = []
+    for result in results:
+        row: Record = {"job": jobs[result.value], "value": result.value, "accuracy": None, "kept": result.value in going_on}
+        if result.accuracy is not None:
+            interval = wilson(result.accuracy.share, result.accuracy.n)
+            row |= {"accuracy": interval.middle, "low": interval.low, "high": interval.high, "n": result.accuracy.n}
+        rows.append(row)
+    return {"steps": place, "jobs": rows}
+
+
+def stage_conclusion(stage: Stage, chosen: float, end: Accuracy | None, others: Sequence[Standing]) -> str:
+    """The chosen value, and how each other one stood when both were last measured."""
+    said = [f"{chosen:g} ends at {_interval(end)} held-out accuracy."]
+    same = [_against(one) for one in others if one.tied]
+    if same:
+        kept = f", so {chosen:g} is kept" if chosen == stage.incumbent else ""
+        said.append(f"No difference within noise: {', '.join(same)}{kept}.")
+    worse = [_against(one) for one in others if not one.tied]
+    return " ".join([*said, *([f"Behind beyond noise: {', '.join(worse)}."] if worse else [])])
+
+
+def _against(one: Standing) -> str:
+    if one.accuracy is None:
+        return f"{one.value:g} (diverged)"
+    return f"{one.value:g} ({_share(one.accuracy.share)} against {_share(one.chosen.share)} at {one.chosen.step} updates)"
+
+
+def finalists_rung(place: int, finalists: Sequence[Settings], groups: Sequence[Sequence[Accuracy]]) -> Record:
+    """As a rung, with one row for all seeds of a finalist."""
+    rows = []
+    for i, (settings, group) in enumerate(zip(finalists, groups, strict=True)):
+        interval = over_seeds(group)
+        jobs = [str(i * len(group) + k) for k in range(len(group))]
+        shares = {"accuracy": interval.middle, "low": interval.low, "high": interval.high}
+        rows.append({"jobs": jobs, "value": label(settings), "accuracies": [a.share for a in group], **shares})
+    return {"steps": place, "jobs": rows}
+
+
+def finalists_conclusion(finalists: Sequence[Settings], groups: Sequence[Sequence[Accuracy]], best: int) -> str:
+    """The best finalist against each of the others, by their differences seed by seed."""
+    said = [f"Over {len(groups[best])} seeds {label(finalists[best])} reaches {over_seeds(groups[best])}"]
+    for i, (settings, group) in enumerate(zip(finalists, groups, strict=True)):
+        if i != best:
+            behind = paired_difference(group, groups[best]).low > 0
+            found = "worse beyond noise" if behind else "no difference within noise"
+            said.append(f"{found}: {label(settings)} with {over_seeds(group)}")
+    return "; ".join(said) + "."
+
+
+def verdict(settings: Settings, accuracies: Sequence[Accuracy], before: float | None, notes: Sequence[str]) -> str:
+    """The recommended settings, what they reach, and what should be known of it."""
+    seeds = f"over {len(accuracies)} seeds" if len(accuracies) > 1 else "with one seed"
+    start = f", from {_share(before)} before training" if before is not None else ""
+    return " ".join([f"{label(settings)} reaches {over_seeds(accuracies)} held-out accuracy {seeds}{start}.", *notes])
+
+
+def _interval(accuracy: Accuracy | None) -> str:
+    return str(wilson(accuracy.share, accuracy.n)) if accuracy else "nothing: it diverged"
+
+
+def _share(share: float | None) -> str:
+    return "diverged" if share is None else f"{100 * share:.1f} %"
