@@ -48,12 +48,16 @@ def main(arguments: Sequence[str], console: Console) -> None:
 
 
 def diagnose(folder: Path) -> Report | SweepReport:
-    jobs = sorted(
-        (path for path in folder.iterdir() if path.name.isdecimal() and (path / "config.yaml").is_file()), key=_number
-    )
+    jobs = job_folders(folder)
     if jobs and not (folder / "config.yaml").is_file():
         return examine_sweep({job.name: read(job) for job in jobs})
     return examine(read(folder))
+
+
+def job_folders(folder: Path) -> list[Path]:
+    """The runs of a sweep: the numbered folders that have a configuration."""
+    runs = (path for path in folder.iterdir() if path.name.isdecimal() and (path / "config.yaml").is_file())
+    return sorted(runs, key=lambda path: int(path.name))
 
 
 def read(folder: Path) -> RunRecords:
@@ -97,7 +101,3 @@ def _show_findings(findings: Sequence[Finding], console: Console) -> None:
 def _say(console: Console, text: str) -> None:
     """Commands are to be copied: no line is broken and nothing is taken for markup."""
     console.print(text, soft_wrap=True, markup=False, highlight=False)
-
-
-def _number(path: Path) -> int:
-    return int(path.name)

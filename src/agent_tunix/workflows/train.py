@@ -31,6 +31,7 @@ from agent_tunix.workflows.display import Display, print_summary, shell_command
 from agent_tunix.workflows.evaluate import complete, grade
 from agent_tunix.workflows.gather import Run, gather, with_demonstrations
 from agent_tunix.workflows.plan import hyperparameters, make_plan
+from agent_tunix.workflows.report.page import report_on
 
 SAMPLES_SHOWN = 3
 
@@ -96,6 +97,7 @@ def run(cfg: Config, path: Path, console: Console) -> Record:
             summary = _summarise(r, desk, status, started)
             checkpoints.close()
             folder.close()
+            report_on(path, display.notice)
     print_summary(console, path, summary, before, after)
     return summary
 
