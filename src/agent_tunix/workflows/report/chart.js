@@ -149,7 +149,7 @@ class ChartView {
     const { chart } = this, series = this.shown(), points = series.flatMap((one) => one.points);
     const xs = [...points.map((p) => p[0]), ...chart.crosses.map((cross) => cross.at)];
     const ys = [...points.flatMap((p) => p.slice(1)), ...chart.levels.map((level) => level.at)];
-    const [low, high] = extent(ys), few = Math.max(2, Math.floor(width / 90));
+    const [low, high] = extent(ys), few = Math.max(3, Math.floor(width / 70));
     const single = chart.series.some((one) => one.notes.length);
     const grounded = !this.log("y") && low > 0 && low < 0.6 * high;
     const across = chart.categories.length ? [-0.5, chart.categories.length - 0.5]
@@ -257,10 +257,10 @@ class ChartView {
   }
 
   tipRow({ one, p, colour, note }) {
-    const range = p.length > 2 ? ` (${percentage(p[2])} to ${percentage(p[3])})` : "";
+    const range = p.length > 2 ? make("small", {}, ` ${percentage(p[2])} to ${percentage(p[3])}`) : null;
     const beside = p[0] === this.cursor ? "" : ` at ${number(p[0])}`;
     const name = (note ?? (this.chart.series.length > 1 ? one.name : "")) + beside;
-    return make("div", { class: "row" }, make("span", { class: "swatch", colour }), make("b", {}, this.value(p[1])), `${range} ${name}`);
+    return make("div", { class: "row" }, make("span", { class: "swatch", colour }), make("b", {}, this.value(p[1])), ` ${name}`, range);
   }
 
   leave() {

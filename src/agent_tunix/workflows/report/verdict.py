@@ -91,11 +91,11 @@ class Standing:
 
 def sweep_verdict(all_: Sequence[Standing], best: Standing | None, tied: Sequence[Standing]) -> Verdict:
     waiting = sum(one.status in ("unfinished", "running", "waiting") for one in all_)
-    going = f" {waiting} of {len(all_)} candidates have not ended yet." if waiting else ""
+    going = f" Not ended yet: {waiting} of {len(all_)} candidates." if waiting else ""
     mood = "going" if waiting else "unsure"
     if best is None or best.end is None:
         return Verdict(mood if waiting else "bad", "No best candidate", f"none of {len(all_)} has a final accuracy.{going}")
-    accuracy = f"held-out accuracy ends at {with_interval(best.end)}, on {best.end.n} problems"
+    accuracy = f"held-out accuracy {'stands' if waiting else 'ends'} at {with_interval(best.end)}, on {best.end.n} problems"
     others = f" Noise does not tell it from {listed([one.label for one in tied])}." if tied else ""
     if not tied and len(all_) > 1:
         others = " Every other candidate is worse by more than noise." if not waiting else ""
@@ -103,7 +103,9 @@ def sweep_verdict(all_: Sequence[Standing], best: Standing | None, tied: Sequenc
     gained = best.first is None or difference(best.first, best.end).z >= SURE
     none = "" if gained else " That is no gain beyond noise."
     mood = mood if waiting or not gained else "good"
-    return Verdict(mood, f"Best of {len(all_)}: {best.label}", f"{accuracy}{start}.{none}{others}{going}")
+    return Verdict(
+        mood, f"Best of {len(all_)}{' so far' if waiting else ''}: {best.label}", f"{accuracy}{start}.{none}{others}{going}"
+    )
 
 
 def listed(names: Sequence[str]) -> str:
