@@ -136,7 +136,6 @@ def _stat(path: Path) -> tuple[str, int, int] | None:
 
 class Handler(BaseHTTPRequestHandler):
     server: Server
-    protocol_version = "HTTP/1.1"
     server_version, sys_version = "agent-tunix", ""
 
     def do_GET(self) -> None:
