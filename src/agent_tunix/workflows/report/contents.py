@@ -135,19 +135,25 @@ def _tune(folder: Path) -> Record:
 
 
 def _stage(folder: Path, stage: Record) -> tuple[Record, list[RunRecords]]:
-    """One stage of a tune: what it concluded, and the charts of its sweep."""
+    """One stage of a tune: what it concluded, and the charts of its sweep, or of its single run and the finder in it."""
     name = str(stage.get("folder") or stage.get("name") or "")
-    inside = (folder / name).resolve()
+    # Looked up among what is there: a name from a file may be any text, also one that leads elsewhere.
+    inside = next((path for path in folder.iterdir() if path.name == name and path.is_dir()), None)
     said = {
         "id": name,
         "title": str(stage.get("title") or stage.get("name") or "Stage"),
         "text": str(stage.get("conclusion") or "No conclusion yet."),
         "chosen": f"{stage.get('key')} = {_shown(stage['chosen'])}" if stage.get("chosen") is not None else "",
     }
-    if not inside.is_relative_to(folder.resolve()) or kind_of(inside) != "sweep" or inside == folder.resolve():
+    kind = kind_of(inside) if inside else None
+    if inside is None or kind is None:
         return {"charts": []} | said, []
-    section, _, candidates, _ = _sweep_section(inside, folder.resolve())
-    return section | said, [one.run for one in candidates if one.run is not None]
+    if kind == "sweep":
+        section, _, candidates, _ = _sweep_section(inside, folder)
+        return section | said, [one.run for one in candidates if one.run is not None]
+    runs = [doctor.read(inside)] if kind == "run" else []
+    finder = [chart for section in finder_sections(inside) for chart in section["charts"]]
+    return {"charts": finder + [chart for run in runs for chart in run_charts(run)]} | said, runs
 
 
 def _best_yaml(folder: Path, best: Any) -> str:

@@ -24,7 +24,7 @@ from agent_tunix.workflows.report.contents import contents
 
 USAGE = "usage: agent-tunix report <run, sweep or tune folder>"
 HERE = Path(__file__).parent
-PROGRAM = ("chart.js", "page.js")
+PROGRAM = ("scale.js", "chart.js", "page.js")
 
 
 def main(arguments: Sequence[str], console: Console) -> None:

@@ -179,6 +179,14 @@ def test_the_learning_rate_finder_is_shown_where_it_was_run(write_run, tmp_path)
     assert reward["band"] == [1e-6, 3e-5]
 
 
+def test_a_stage_may_be_a_single_run_with_the_finder_in_it(write_run, tmp_path):
+    stage = write_run(tmp_path / "0-find")
+    (stage / "lr_find.json").write_text(json.dumps({"rates": [1e-6, 1e-5], "reward": [0.1, 0.2], "kl": [0.1, 0.2]}))
+    (tmp_path / "tune.json").write_text(json.dumps({"stages": [{"folder": "0-find", "title": "Find"}]}))
+    shown = list(charts(contents(tmp_path)))
+    assert shown[:3] == ["finder-reward", "finder-kl", "accuracy"]
+
+
 def test_a_folder_of_something_else_is_said_to_be_that(tmp_path):
     assert kind_of(tmp_path / "absent") is None
     with pytest.raises(UserError, match="holds no run"):
