@@ -26,6 +26,7 @@ from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
 from agent_tunix.errors import DivergenceError, UserError
 
 console = Console(highlight=False)
+EXTRAS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit", "optuna": "optuna"}
 
 
 def train() -> None:
@@ -186,7 +187,10 @@ def _hydra(config_name: str, task: Callable[[DictConfig], float | None]) -> None
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=config_name)(job)()
     except MissingConfigException as mistake:
-        group, _, option = (mistake.missing_cfg_file or "").partition("/")
+        group, _, option = (mistake.missing_cfg_file or "").rpartition("/")
+        extra = EXTRAS.get(option)
+        if extra and group in ("hydra/launcher", "hydra/sweeper"):
+            _fail(UserError(f"{group}={option} needs an extra: pip install 'agent-tunix[{extra}]'"))
         hint = did_you_mean(option, mistake.options or ())
         known = f"The options of {group} are: {', '.join(mistake.options or ())}"
         _fail(UserError(f"{group}={option}: there is no such option{hint}\n{known}"))
