@@ -54,15 +54,27 @@ def doctor() -> None:
     """Names what ails a run or a sweep, from its folder; see `agent-tunix doctor --help`."""
     from agent_tunix.workflows import doctor as workflow
 
-    try:
-        workflow.main(sys.argv[1:], console)
-    except UserError as mistake:
-        _fail(mistake)
+    _on_folder(workflow.main)
+
+
+def report() -> None:
+    """Writes report.html, one page on a run, a sweep or a tune; see `agent-tunix report --help`."""
+    from agent_tunix.workflows.report import page
+
+    _on_folder(page.main)
+
+
+def watch() -> None:
+    """Shows that page live in a browser while training runs; see `agent-tunix watch --help`."""
+    from agent_tunix.workflows import watch as workflow
+
+    _on_folder(workflow.main)
 
 
 def main() -> None:
     """`agent-tunix <verb> <overrides>`."""
     verbs = {"train": train, "plan": plan, "evaluate": evaluate, "export": export, "doctor": doctor}
+    verbs |= {"report": report, "watch": watch}
     verb = sys.argv.pop(1) if len(sys.argv) > 1 else ""
     if verb not in verbs:
         usage = "\n".join(
@@ -118,11 +130,13 @@ def run_sweep(composed: Sequence[JobReturn], fuse: str) -> list[float]:
 def close_sweep(folder: Path) -> None:
     """Sums up a sweep that any launcher has run."""
     from agent_tunix.workflows import doctor, sweep_folder
+    from agent_tunix.workflows.report.page import report_on
 
     if folder.is_dir() and sweep_folder.job_folders(folder):
         sweep_folder.write_index(folder)
         doctor.show(_relative(folder), doctor.diagnose(folder), console)
-        console.print(f"\nSweep folder: {_relative(folder)}", soft_wrap=True, markup=False)
+        report_on(folder, console.print)
+        console.print(f"\nSweep folder: {_relative(folder)}, with report.html", soft_wrap=True, markup=False)
 
 
 def _given(overrides: Iterable[str]) -> tuple[str, ...]:
@@ -164,6 +178,14 @@ def _export(composed: DictConfig) -> None:
     from agent_tunix.workflows import export as workflow
 
     workflow.run(validate(composed, ExportConfig), console)
+
+
+def _on_folder(workflow: Callable[[list[str], Console], None]) -> None:
+    """Runs a verb that takes a folder and no configuration."""
+    try:
+        workflow(sys.argv[1:], console)
+    except UserError as mistake:
+        _fail(mistake)
 
 
 def _hydra(config_name: str, task: Callable[[DictConfig], float | None]) -> None:

@@ -36,6 +36,7 @@ from agent_tunix.workflows.display import Bars, Display, print_summary
 from agent_tunix.workflows.evaluate import complete, grade
 from agent_tunix.workflows.gather import Run, gather, with_demonstrations
 from agent_tunix.workflows.plan import hyperparameters, make_plan
+from agent_tunix.workflows.report.page import report_on
 
 SAMPLES_SHOWN = 3
 
@@ -121,6 +122,7 @@ def training(r: Run, path: Path, display: Display, interruption: Interruption) -
         summary = summarise(r, folder, desk.rollbacks, status)
         checkpoints.close()
         folder.close()
+        report_on(path, display.notice)
         display.end(status)
     return Outcome(summary, before, after)
 

@@ -46,12 +46,12 @@ def examine_sweep(runs: Mapping[str, RunRecords]) -> SweepReport:
         Job(
             name,
             {key: leaves(run.config).get(key) for key in varied},
-            end.share if (end := _end(run)) else None,
+            end.share if (end := end_of(run)) else None,
             examine(run),
         )
         for name, run in runs.items()
     ]
-    ends = {name: end for name, run in runs.items() if (end := _end(run))}
+    ends = {name: end for name, run in runs.items() if (end := end_of(run))}
     best = max(ends, key=lambda name: ends[name].share, default=None)
     tied = [name for name in ends if best and name != best and difference(ends[name], ends[best]).z < 2]
     return SweepReport(
@@ -59,7 +59,7 @@ def examine_sweep(runs: Mapping[str, RunRecords]) -> SweepReport:
     )
 
 
-def _end(run: RunRecords) -> Accuracy | None:
+def end_of(run: RunRecords) -> Accuracy | None:
     """The last evaluation; a run that a guard stopped has none of its end, so it cannot be the best by its beginning."""
     seen = run.accuracies()
     return seen[-1] if seen and run.summary.get("status") != "diverged" else None
