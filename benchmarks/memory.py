@@ -8,6 +8,7 @@ One process a shape, since a device's peak is never reset. Run with XLA_PYTHON_C
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 import jax
@@ -17,7 +18,7 @@ from omegaconf import OmegaConf
 
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.config.schema import ArchitectureSection
-from agent_tunix.engine.rollout import Sampling, sample
+from agent_tunix.engine.rollout import Draw, Sampling, sample
 from agent_tunix.engine.update import init_state, reference_logprobs, update
 from agent_tunix.models import lora
 from agent_tunix.models.gemma3 import Architecture
@@ -49,13 +50,16 @@ def main() -> None:
     adapters = lora.init_adapters(jax.random.key(1), arch, modules, max(rank, 1), float(rank))
     trainable = adapters if rank else lora.masters(weights)
     prompts = left_pad([list(rng.integers(6, 1000, S)) for _ in range(P)], S, 0)
-    sampling = Sampling(TEMPERATURE, 50, 1.0, C, G, (1, 106), 0)
-    drawn = sample(*lora.policy(weights, trainable), prompts, jax.random.key(3), arch=arch, sampling=sampling)
+    sampling = Sampling(50, 1.0, C, G, (1, 106), 0)
+    policy, apart = lora.policy(weights, trainable)
+    (drawn,) = sample(policy, (Draw(apart, prompts, jax.random.key(3), TEMPERATURE),), arch=arch, sampling=sampling)
     after_rollout = (jax.block_until_ready(drawn), peak_gb())[1]
     tokens, mask = drawn.tokens_BC, drawn.mask_BC
     slices = P // micro
-    reference = reference_logprobs(prompts, tokens, mask, weights, None, TEMPERATURE, arch=arch, micro_batches=slices)
-    batch = Batch(prompts, tokens, mask, drawn.logprobs_BC, reference, jnp.asarray(rng.normal(size=P * G), jnp.float32))
+    advantages_B = jnp.asarray(rng.normal(size=P * G), jnp.float32)
+    batch = Batch(prompts, tokens, mask, drawn.logprobs_BC, None, advantages_B)
+    (reference,) = reference_logprobs((batch,), weights, None, (TEMPERATURE,), arch=arch, micro_batches=slices)
+    batch = dataclasses.replace(batch, reference_logprobs_BC=reference)
     h = Hyperparameters(1e-5, 0.01, 0.9, 0.999, 1e-8, 0.1, 0.08, 0.2, TEMPERATURE)
     state, _ = update(init_state(trainable), batch, weights, h, jnp.inf, arch=arch, micro_batches=slices)
     jax.block_until_ready(state)

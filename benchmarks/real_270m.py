@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from agent_tunix.config.load import config_folder
 from agent_tunix.config.schema import ModelSection
-from agent_tunix.engine.rollout import Sampling, sample
+from agent_tunix.engine.rollout import Draw, Sampling, sample
 from agent_tunix.models import gemma3
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.models.weights import load_weights, read_architecture
@@ -47,8 +47,8 @@ def main() -> None:
 
     ids = [[model.tokenizer.begin_id, *model.tokenizer.encode(text)] for text in (*PROMPTS, FILLER)]
     batch = left_pad(ids[:-1], max(map(len, ids[:-1])), model.tokenizer.pad_id)
-    greedy = Sampling(0.0, None, 1.0, 24, 1, model.tokenizer.end_ids, model.tokenizer.pad_id)
-    drawn = sample(model.weights, None, batch, jax.random.key(0), arch=model.arch, sampling=greedy)
+    greedy = Sampling(None, 1.0, 24, 1, model.tokenizer.end_ids, model.tokenizer.pad_id, greedy=True)
+    (drawn,) = sample(model.weights, (Draw(None, batch, jax.random.key(0)),), arch=model.arch, sampling=greedy)
     for text, row in zip(PROMPTS, np.asarray(drawn.tokens_BC), strict=True):
         print(f"{text!r} -> {model.tokenizer.decode(row)!r}")
 

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer as Backend
 
 from agent_tunix.algorithm import schedules
 from agent_tunix.algorithm.optimizers import Hyperparameters
-from agent_tunix.engine.rollout import Sampling, sample
+from agent_tunix.engine.rollout import Draw, Sampling, sample
 from agent_tunix.engine.update import init_state, update
 from agent_tunix.models import tokenizer as tk
 from agent_tunix.models.gemma3 import Architecture
@@ -89,9 +89,9 @@ def measure(weights, arch, tokenizer, temperature: float, generations: int) -> s
     """Accuracy by family, pass@generations and the share of mixed groups, on held-out problems."""
     problems = arithmetic.generate(200, seed=1, split="test")
     ids = [[tokenizer.begin_id, *tokenizer.encode(prompts.chat_prompt(p.question, ""))] for p in problems]
-    sampling = Sampling(temperature, None, 1.0, COMPLETION_WIDTH + 8, generations, tokenizer.end_ids, tokenizer.pad_id)
+    sampling = Sampling(None, 1.0, COMPLETION_WIDTH + 8, generations, tokenizer.end_ids, tokenizer.pad_id, temperature == 0)
     batch = left_pad(ids, PROMPT_WIDTH, tokenizer.pad_id)
-    drawn = sample(weights, None, batch, jax.random.key(0), arch=arch, sampling=sampling)
+    (drawn,) = sample(weights, (Draw(None, batch, jax.random.key(0), temperature or 1.0),), arch=arch, sampling=sampling)
     texts = [tokenizer.decode(row) for row in np.asarray(drawn.tokens_BC)]
     right = np.array(
         [rewards.answer_correct("", text, str(problems[i // generations].answer)) for i, text in enumerate(texts)]

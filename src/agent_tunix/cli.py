@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -24,6 +26,7 @@ from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
 from agent_tunix.errors import DivergenceError, UserError
 
 console = Console(highlight=False)
+EXTRAS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit", "optuna": "optuna"}
 
 
 def train() -> None:
@@ -87,7 +90,8 @@ def main() -> None:
     verbs[verb]()
 
 
-def _train(composed: DictConfig) -> None:
+def _train(composed: DictConfig) -> float | None:
+    """Returns the held-out accuracy, by which Hydra's sweepers search."""
     from agent_tunix.workflows import dry_run
     from agent_tunix.workflows import train as workflow
 
@@ -95,7 +99,7 @@ def _train(composed: DictConfig) -> None:
     output = Path(HydraConfig.get().runtime.output_dir)
     if cfg.dry_run:
         dry_run.run(cfg, _relative(output), console)
-        return
+        return None
     if cfg.training.resume is None:
         if (output / "config.yaml").exists():
             raise UserError(
@@ -103,7 +107,47 @@ def _train(composed: DictConfig) -> None:
             )
     else:
         cfg, output = _resumed(cfg.training.resume)
-    workflow.run(cfg, _relative(output), console)
+    return _accuracy(workflow.run(cfg, _relative(output), console, _given(HydraConfig.get().overrides.task)))
+
+
+def run_sweep(composed: Sequence[JobReturn], fuse: str) -> list[float]:
+    """Trains the jobs that Hydra has composed, as one sweep; returns the held-out accuracy of each."""
+    from agent_tunix.workflows import sweep
+
+    if fuse not in typing.get_args(sweep.Fuse):
+        raise UserError(f"hydra.launcher.fuse={fuse}: must be one of {', '.join(typing.get_args(sweep.Fuse))}")
+    jobs = [
+        sweep.Job(
+            validate(typing.cast(DictConfig, job.cfg), Config),
+            _relative(Path(job.hydra_cfg.hydra.runtime.output_dir)),  # type: ignore[union-attr]
+            _given(job.overrides or ()),
+        )
+        for job in composed
+    ]
+    return [_accuracy(summary) for summary in sweep.run(jobs, jobs[0].folder.parent, console, typing.cast(sweep.Fuse, fuse))]
+
+
+def close_sweep(folder: Path) -> None:
+    """Sums up a sweep that any launcher has run."""
+    from agent_tunix.workflows import doctor, sweep_folder
+    from agent_tunix.workflows.report.page import report_on
+
+    if folder.is_dir() and sweep_folder.job_folders(folder):
+        sweep_folder.write_index(folder)
+        doctor.show(_relative(folder), doctor.diagnose(folder), console)
+        report_on(folder, console.print)
+        console.print(f"\nSweep folder: {_relative(folder)}, with report.html", soft_wrap=True, markup=False)
+
+
+def _given(overrides: Iterable[str]) -> tuple[str, ...]:
+    """Overrides as they were written on the command line."""
+    return tuple(override.removeprefix("++") for override in overrides)
+
+
+def _accuracy(summary: Mapping[str, Any]) -> float:
+    """The last accuracy of a run; one that diverged is worth nothing."""
+    final = summary.get("final_eval")
+    return final["accuracy"] if final and summary["status"] != "diverged" else 0.0
 
 
 def _resumed(folder: str) -> tuple[Config, Path]:
@@ -144,19 +188,19 @@ def _on_folder(workflow: Callable[[list[str], Console], None]) -> None:
         _fail(mistake)
 
 
-def _hydra(config_name: str, task: Callable[[DictConfig], None]) -> None:
+def _hydra(config_name: str, task: Callable[[DictConfig], float | None]) -> None:
     """Runs a task under Hydra; a user's mistake ends in its message and exit code 2."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us as they are; what is shown is decided below
     sys.argv[1:] = _arguments(sys.argv[1:])
 
-    def job(composed: DictConfig) -> None:
+    def job(composed: DictConfig) -> float | None:
         try:
-            task(composed)
+            return task(composed)
         except DivergenceError as fault:
             if HydraConfig.get().mode == RunMode.MULTIRUN:  # one bad candidate does not end a sweep
                 print(fault, file=sys.stderr)
-            else:
-                _fail(fault)
+                return 0.0
+            _fail(fault)
         except UserError as mistake:
             _fail(mistake)
         finally:
@@ -165,10 +209,15 @@ def _hydra(config_name: str, task: Callable[[DictConfig], None]) -> None:
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=config_name)(job)()
     except MissingConfigException as mistake:
-        group, _, option = (mistake.missing_cfg_file or "").partition("/")
+        group, _, option = (mistake.missing_cfg_file or "").rpartition("/")
+        extra = EXTRAS.get(option)
+        if extra and group in ("hydra/launcher", "hydra/sweeper"):
+            _fail(UserError(f"{group}={option} needs an extra: pip install 'agent-tunix[{extra}]'"))
         hint = did_you_mean(option, mistake.options or ())
         known = f"The options of {group} are: {', '.join(mistake.options or ())}"
         _fail(UserError(f"{group}={option}: there is no such option{hint}\n{known}"))
+    except UserError as mistake:
+        _fail(mistake)
     except (HydraException, OmegaConfBaseException) as mistake:
         _fail(UserError(mistake))
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3Config, Gemm
 from agent_tunix.config.load import read_config, validate, write_config
 from agent_tunix.config.schema import Config, ExportConfig
 from agent_tunix.engine.checkpoint import Checkpoints
-from agent_tunix.engine.rollout import sample
+from agent_tunix.engine.rollout import Draw, sample
 from agent_tunix.engine.update import init_state
 from agent_tunix.models import gemma3
 from agent_tunix.models.huggingface import read_architecture
@@ -54,8 +54,8 @@ def test_transformers_and_peft_do_what_was_trained(trained):
     hidden, _ = gemma3.forward(model.weights, adapters, model.arch, prompts.tokens_PS, prompts.positions_PS)
     logits = np.asarray(gemma3.unembed(model.weights, hidden))
     sampling = setup.training_sampling(cfg, model.tokenizer)
-    sampling = type(sampling)(**{**vars(sampling), "temperature": 0.0, "num_generations": 1})
-    drawn = sample(model.weights, adapters, prompts, jax.random.key(0), arch=model.arch, sampling=sampling)
+    sampling = type(sampling)(**{**vars(sampling), "greedy": True, "num_generations": 1})
+    (drawn,) = sample(model.weights, (Draw(adapters, prompts, jax.random.key(0)),), arch=model.arch, sampling=sampling)
 
     base = AutoModelForCausalLM.from_pretrained(find_checkpoint(cfg.model.weights), dtype=torch.float32)
     ids, mask = torch.tensor(np.asarray(prompts.tokens_PS)), torch.tensor(np.asarray(prompts.positions_PS) >= 0)

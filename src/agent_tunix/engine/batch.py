@@ -47,9 +47,24 @@ def trim(rollouts: Rollouts) -> Rollouts:
     return Rollouts(*cut, rollouts.ended_B)
 
 
-def make_batch(prompts: Prompts, rollouts: Rollouts, advantages_PG: np.ndarray, reference_BC: jax.Array | None) -> Batch:
+def make_batch(prompts: Prompts, rollouts: Rollouts, advantages_PG: np.ndarray) -> Batch:
     advantages_B = jnp.asarray(advantages_PG.reshape(-1))
-    return Batch(prompts, rollouts.tokens_BC, rollouts.mask_BC, rollouts.logprobs_BC, reference_BC, advantages_B)
+    return Batch(prompts, rollouts.tokens_BC, rollouts.mask_BC, rollouts.logprobs_BC, None, advantages_B)
+
+
+def widened(batches: Sequence[Batch]) -> tuple[Batch, ...]:
+    """Batches with their completions padded to the widest of them; padding changes neither loss nor gradient."""
+    width = max(batch.tokens_BC.shape[1] for batch in batches)
+
+    def pad(array_BC: jax.Array) -> jax.Array:
+        return jnp.pad(array_BC, ((0, 0), (0, width - array_BC.shape[1])))
+
+    def wide(batch: Batch) -> Batch:
+        arrays = (batch.tokens_BC, batch.mask_BC, batch.old_logprobs_BC, batch.reference_logprobs_BC)
+        tokens_BC, mask_BC, old_BC, reference_BC = jax.tree.map(pad, arrays)
+        return Batch(batch.prompts, tokens_BC, mask_BC, old_BC, reference_BC, batch.advantages_B)
+
+    return tuple(batch if batch.tokens_BC.shape[1] == width else wide(batch) for batch in batches)
 
 
 def bucket(length: int, longest: int) -> int:

@@ -46,9 +46,7 @@ class RunFolder:
 
     def summary(self, record: Record) -> None:
         """Replaces summary.json in one stroke."""
-        temporary = self.path / "summary.json.tmp"
-        temporary.write_text(json.dumps(record, indent=2) + "\n")
-        os.replace(temporary, self.path / "summary.json")
+        replace_text(self.path / "summary.json", json.dumps(record, indent=2) + "\n")
 
     def rewind(self, step: int) -> None:
         """Drops lines of later steps, and one cut short by a kill: the resumed run will write them again."""
@@ -56,9 +54,7 @@ class RunFolder:
             path = self.path / name
             if path.exists():
                 kept = [record for record in read_records(path) if record["step"] <= step]
-                temporary = path.with_suffix(".tmp")
-                temporary.write_text("".join(_line(record) for record in kept), encoding="utf-8")
-                os.replace(temporary, path)
+                replace_text(path, "".join(_line(record) for record in kept))
 
     def close(self) -> None:
         self._tensorboard.close()
@@ -71,6 +67,13 @@ class RunFolder:
         for key, value in record.items():
             if key != "step" and isinstance(value, int | float):
                 self._tensorboard.add_scalar(prefix + key, value, record["step"])
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a file in one stroke: a kill leaves the old one or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def read_records(path: Path) -> list[Record]:

@@ -3,6 +3,9 @@
 Prompts are read once each and shared by their group. One compiled loop draws a token for every sequence, and stops when
 all have ended. Sampling inverts the cumulative distribution with one uniform number a row, which costs far less
 than Gumbel noise over the vocabulary.
+
+Several policies over one base are sampled in the same loop: their rows lie one policy after another and share every
+product with the base. Each has its own key, so a policy draws what it would draw alone.
 """
 
 from __future__ import annotations
@@ -12,40 +15,54 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
-from agent_tunix.models import gemma3
+from agent_tunix.models import gemma3, lora
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters
-from agent_tunix.types import Prompts, Rollouts
+from agent_tunix.types import Prompts, Rollouts, pytree
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn. Hashable: a different one is a different program. Temperature 0 is greedy."""
+    """How tokens are drawn. Hashable: a different one is a different program."""
 
-    temperature: float
     top_k: int | None
     top_p: float
     max_steps: int
     num_generations: int
     end_ids: tuple[int, ...]
     pad_id: int
+    greedy: bool = False
+
+
+@pytree
+class Draw:
+    """What one policy brings: its adapters, if any, its prompts, its randomness and its temperature (greedy has none)."""
+
+    adapters: Adapters | None
+    prompts: Prompts
+    key: jax.Array
+    temperature: ArrayLike = 1.0
 
 
 @partial(jax.jit, static_argnames=("arch", "sampling"))
-def sample(
-    weights: Weights, adapters: Adapters | None, prompts: Prompts, key: jax.Array, *, arch: Architecture, sampling: Sampling
-) -> Rollouts:
-    """Draws `num_generations` completions of each prompt."""
-    G, C = sampling.num_generations, sampling.max_steps
+def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sampling: Sampling) -> tuple[Rollouts, ...]:
+    """Draws `num_generations` completions of each prompt of each policy; all bring equally many prompts."""
+    adapters = lora.stack([draw.adapters for draw in draws])
+    prompts = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(draw.prompts for draw in draws))
+    keys_K = jnp.stack([draw.key for draw in draws])
+    G, C, K = sampling.num_generations, sampling.max_steps, len(draws)
     hidden_PSD, prompt = gemma3.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
     first_B = jnp.repeat(prompts.positions_PS[:, -1] + 1, G)
     B = first_B.shape[0]
+    temperature_B1 = jnp.repeat(jnp.stack([jnp.asarray(draw.temperature, jnp.float32) for draw in draws]), B // K)[:, None]
 
     def draw(hidden_BD, step, done_B):
-        logits_BV = gemma3.unembed(weights, hidden_BD)
-        tokens_B = draw_tokens(logits_BV, jax.random.fold_in(key, step), sampling)
-        logprobs_B = _chosen_logprobs(logits_BV, tokens_B, sampling.temperature or 1.0)
+        logits_BV = gemma3.unembed(weights, hidden_BD) / temperature_B1
+        tokens_B = draw_tokens(logits_BV, _uniform(keys_K, step, B), sampling)
+        chosen_B = jnp.take_along_axis(logits_BV, tokens_B[:, None], axis=-1)[:, 0]
+        logprobs_B = chosen_B - jax.nn.logsumexp(logits_BV, axis=-1)
         tokens_B = jnp.where(done_B, sampling.pad_id, tokens_B)
         ended_B = done_B | jnp.isin(tokens_B, jnp.array(sampling.end_ids))
         return tokens_B, jnp.where(done_B, 0.0, logprobs_B), ended_B
@@ -70,42 +87,44 @@ def sample(
     rollouts = _record(blank, 0, tokens_B, logprobs_B, ~none_B, ended_B)
     written = gemma3.empty_segment(arch, B, C, weights.embed_VD.dtype)
     *_, rollouts = jax.lax.while_loop(more, decode, (1, tokens_B, ended_B, written, rollouts))
-    return rollouts
+    return tuple(jax.tree.map(lambda rows, k=k: rows[k * B // K : (k + 1) * B // K], rollouts) for k in range(K))
 
 
-def draw_tokens(logits_BV: jax.Array, key: jax.Array, sampling: Sampling) -> jax.Array:
-    """One token a row: greedy, or from the temperature's distribution cut to the top k and the nucleus p. Never padding."""
+def draw_tokens(logits_BV: jax.Array, uniform_B1: jax.Array, sampling: Sampling) -> jax.Array:
+    """One token a row: the likeliest, or drawn from the distribution cut to the top k and the nucleus p. Never padding."""
     logits_BV = logits_BV.at[:, sampling.pad_id].set(-jnp.inf)
-    if sampling.temperature == 0:
+    if sampling.greedy:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
     vocab_size = logits_BV.shape[-1]
     k = min(sampling.top_k or vocab_size, vocab_size)
-    scaled = logits_BV / sampling.temperature
     if k == vocab_size and sampling.top_p >= 1:
-        return _invert_cdf(key, jax.nn.softmax(scaled, axis=-1)).astype(jnp.int32)
-    top_Bk, ids_Bk = jax.lax.top_k(scaled, k)
+        return _invert_cdf(uniform_B1, jax.nn.softmax(logits_BV, axis=-1)).astype(jnp.int32)
+    top_Bk, ids_Bk = jax.lax.top_k(logits_BV, k)
     probs_Bk = jax.nn.softmax(top_Bk, axis=-1)
     before_Bk = jnp.cumsum(probs_Bk, axis=-1) - probs_Bk
     nucleus_Bk = jnp.where(before_Bk < sampling.top_p, probs_Bk, 0.0)
-    choice_B = _invert_cdf(key, nucleus_Bk)
+    choice_B = _invert_cdf(uniform_B1, nucleus_Bk)
     return jnp.take_along_axis(ids_Bk, choice_B[:, None], axis=-1)[:, 0].astype(jnp.int32)
 
 
-def _invert_cdf(key: jax.Array, weights_BN: jax.Array) -> jax.Array:
+def _uniform(keys_K: jax.Array, step: ArrayLike, rows: int) -> jax.Array:
+    """One number a row, by the key of its policy and the step alone."""
+
+    def of_one(key):
+        return jax.random.uniform(jax.random.fold_in(key, step), (rows // len(keys_K), 1))
+
+    return jax.vmap(of_one)(keys_K).reshape(rows, 1)
+
+
+def _invert_cdf(uniform_B1: jax.Array, weights_BN: jax.Array) -> jax.Array:
     """An index a row, drawn in proportion to the weights; one of weight zero is never drawn.
 
     A parallel prefix sum rounds every entry in its own way, so it may rise where the weight is zero: those are taken out.
     """
     cdf_BN = jnp.where(weights_BN > 0, jnp.cumsum(weights_BN, axis=-1), -1.0)
     greatest_B1 = cdf_BN.max(axis=-1, keepdims=True)
-    threshold_B1 = jax.random.uniform(key, greatest_B1.shape) * greatest_B1
+    threshold_B1 = uniform_B1 * greatest_B1
     return jnp.argmax((cdf_BN > threshold_B1) | (cdf_BN == greatest_B1), axis=-1)
-
-
-def _chosen_logprobs(logits_BV: jax.Array, tokens_B: jax.Array, temperature: float) -> jax.Array:
-    scaled_BV = logits_BV / temperature
-    chosen_B = jnp.take_along_axis(scaled_BV, tokens_B[:, None], axis=-1)[:, 0]
-    return chosen_B - jax.nn.logsumexp(scaled_BV, axis=-1)
 
 
 def _record(rollouts: Rollouts, step, tokens_B, logprobs_B, live_B, ended_B) -> Rollouts:

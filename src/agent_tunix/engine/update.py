@@ -6,7 +6,9 @@ not depend on how it was sliced. A group's prompt is read once and its gradient 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,14 +43,12 @@ def evaluation_trainable(state: TrainState, optimizer: str) -> Trainable:
     return optimizers.evaluation_params(state.optimizer, state.trainable, optimizer)
 
 
-@partial(jax.jit, static_argnames=("arch", "micro_batches", "optimizer"), donate_argnames="state")
-def update(
+def _update(
     state: TrainState,
     batch: Batch,
     weights: Weights,
     h: Hyperparameters,
     max_kl: ArrayLike,
-    *,
     arch: Architecture,
     micro_batches: int,
     optimizer: str = "adamw",
@@ -77,24 +77,57 @@ def update(
     return TrainState(trainable, moments, state.step + 1), stats
 
 
+STATIC = ("arch", "micro_batches", "optimizer")
+update = jax.jit(_update, static_argnames=STATIC, donate_argnames="state")
+
+
+@partial(jax.jit, static_argnames=STATIC)
+def update_together(
+    states: tuple[TrainState, ...],
+    batches: tuple[Batch, ...],
+    weights: Weights,
+    hs: tuple[Hyperparameters, ...],
+    max_kls: tuple[ArrayLike, ...],
+    **static: Any,
+) -> tuple[tuple[TrainState, UpdateStats], ...]:
+    """One update for each of several states over the same base; the batches are of one shape."""
+
+    def one(state, batch, h, max_kl):
+        return _update(state, batch, weights, h, max_kl, **static)
+
+    return _each(one, zip(states, batches, hs, max_kls, strict=True))
+
+
 @partial(jax.jit, static_argnames=("arch", "micro_batches"))
 def reference_logprobs(
-    prompts: Prompts,
-    tokens_BC: jax.Array,
-    mask_BC: jax.Array,
+    batches: tuple[Batch, ...],
     weights: Weights,
     adapters: Adapters | None,
-    temperature: ArrayLike,
+    temperatures: tuple[ArrayLike, ...],
     *,
     arch: Architecture,
     micro_batches: int,
-) -> jax.Array:
+) -> tuple[jax.Array, ...]:
     """Log-probabilities of the completions under the reference: the base, adapters off or those of an earlier run."""
 
-    def one(part):
-        return completion_logprobs(weights, adapters, *part, arch=arch, temperature=temperature)[0]
+    def one(batch, temperature):
+        def logprobs(part):
+            return completion_logprobs(weights, adapters, *part, arch=arch, temperature=temperature)[0]
 
-    return jax.lax.map(one, _micro_batches((prompts, tokens_BC, mask_BC), micro_batches)).reshape(tokens_BC.shape)
+        parts = _micro_batches((batch.prompts, batch.tokens_BC, batch.mask_BC), micro_batches)
+        return jax.lax.map(logprobs, parts).reshape(batch.tokens_BC.shape)
+
+    return _each(one, zip(batches, temperatures, strict=True))
+
+
+def _each(function: Callable[..., Any], members: Iterable[tuple]) -> tuple:
+    """The function of every member's arguments: of several, stacked and at once."""
+    arguments = list(members)
+    if len(arguments) == 1:
+        return (function(*arguments[0]),)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *arguments)
+    results = jax.vmap(function)(*stacked)
+    return tuple(jax.tree.map(lambda leaf, k=k: leaf[k], results) for k in range(len(arguments)))
 
 
 def completion_logprobs(

@@ -156,12 +156,16 @@ def write_segment(segment: Segment, new: Segment, slot: jax.Array) -> Segment:
 
 
 def _project(x: jax.Array, weight: jax.Array, lora: tuple[jax.Array, jax.Array] | None) -> jax.Array:
-    """x W, plus the low-rank x A B where the module has an adapter (Hu et al., 2021)."""
+    """x W, plus the low-rank x A B where the module has an adapter (Hu et al., 2021).
+
+    Several adapters stacked, [K, in, R], each serve their K-th share of the rows of x; the product with W is one for all.
+    """
     y = x @ weight
     if lora is None:
         return y
-    a, b = lora
-    return y + (x @ a.astype(x.dtype)) @ b.astype(x.dtype)
+    a, b = (matrix.astype(x.dtype) for matrix in lora)
+    shares = x if a.ndim == 2 else x.reshape(a.shape[0], -1, x.shape[-1])
+    return y + (shares @ a @ b).reshape(y.shape)
 
 
 def _heads(x: jax.Array, heads: int) -> jax.Array:

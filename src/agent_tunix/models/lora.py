@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,14 @@ class Adapters:
 
 
 Trainable = Adapters | Weights
+
+
+def stack(members: Sequence[Adapters | None]) -> Adapters | None:
+    """Adapters of several policies over one base, as [L, K, in, R]; those of a single policy as they are."""
+    first, *others = members
+    if first is None or not others:
+        return first
+    return jax.tree.map(lambda *arrays: jnp.stack(arrays, axis=1), *members)
 
 
 def policy(base: Weights, trainable: Trainable) -> tuple[Weights, Adapters | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -18,24 +18,22 @@ from agent_tunix.engine.metrics import Record
 LINES = 12  # lines printed over a run where there is no terminal to draw a bar on
 
 
-class Display:
-    """Shows the progress of a run of `total` updates."""
+class Bars:
+    """The progress bars of the runs under way, one each; what is said meanwhile is printed above them."""
 
-    def __init__(self, console: Console, total: int, done: int):
-        self._console, self._total = console, total
-        self._accuracy, self._guard = "-", ""
+    def __init__(self, console: Console, several: bool = False):
         columns = (
-            TextColumn("training"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TextColumn("eta"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[line]}", markup=False),
         )
+        self._console, self._several = console, several
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._task = self._progress.add_task("training", total=total, completed=done, line="compiling ...")
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Bars:
         self._progress.start()
         return self
 
@@ -43,7 +41,31 @@ class Display:
         self._progress.stop()
 
     def notice(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        style = "yellow" if "warning:" in text else None
+        self._console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    def labelled(self, label: str) -> Callable[[str], None]:
+        """Says whose notice it is, where there are several runs."""
+        return (lambda text: self.notice(f"[{label}] {text}")) if self._several else self.notice
+
+    def display(self, label: str, total: int) -> Display:
+        lines = 0 if self._console.is_terminal or self._several else LINES
+        return Display(self._progress, label, total, lines, self.labelled(label))
+
+
+class Display:
+    """Shows the progress of one run of `total` updates: by its bar, or by `lines` lines where there is no terminal."""
+
+    def __init__(self, progress: Progress, label: str, total: int, lines: int, notice: Callable[[str], None]):
+        self._progress, self._total, self._lines, self.notice = progress, total, lines, notice
+        self._accuracy, self._guard = "-", ""
+        self._task = progress.add_task(label, total=total, line="waiting")
+
+    def begin(self, done: int) -> None:
+        self._progress.update(self._task, completed=done, line="compiling ...")
+
+    def end(self, status: str) -> None:
+        self._progress.update(self._task, line=f"{status}, held-out {self._accuracy}{self._guard}")
 
     def step(self, record: Record) -> None:
         gain = f"reward {record['reward/mean']:.2f}" if "reward/mean" in record else f"loss {record['loss']:.3f}"
@@ -52,7 +74,7 @@ class Display:
             f"kl {record['kl']:.3f}  {record['tokens_per_second']:,.0f} tok/s{self._guard}"
         )
         self._progress.update(self._task, completed=record["step"], line=line)
-        if not self._console.is_terminal and record["step"] % max(1, self._total // LINES) == 0:
+        if self._lines and record["step"] % max(1, self._total // self._lines) == 0:
             self.notice(f"step {record['step']:>{len(str(self._total))}}/{self._total}  {line}")
 
     def guard(self, state: str) -> None:

@@ -16,6 +16,7 @@ from agent_tunix.workflows.diagnosis.finding import Finding
 from agent_tunix.workflows.diagnosis.records import RunRecords, read_run
 from agent_tunix.workflows.diagnosis.remedies import own_overrides
 from agent_tunix.workflows.diagnosis.sweep import SweepReport, examine_sweep
+from agent_tunix.workflows.sweep_folder import job_folders
 
 USAGE = "usage: agent-tunix doctor <run or sweep folder> [--json]"
 VERDICTS = {
@@ -41,10 +42,8 @@ def main(arguments: Sequence[str], console: Console) -> None:
     report = diagnose(folder)
     if "--json" in options:
         print(json.dumps(as_json(folder, report), indent=2, ensure_ascii=False))
-    elif isinstance(report, SweepReport):
-        show_sweep(folder, report, console)
     else:
-        show_run(folder, report, console)
+        show(folder, report, console)
 
 
 def diagnose(folder: Path) -> Report | SweepReport:
@@ -52,12 +51,6 @@ def diagnose(folder: Path) -> Report | SweepReport:
     if jobs and not (folder / "config.yaml").is_file():
         return examine_sweep({job.name: read(job) for job in jobs})
     return examine(read(folder))
-
-
-def job_folders(folder: Path) -> list[Path]:
-    """The runs of a sweep: the numbered folders that have a configuration."""
-    runs = (path for path in folder.iterdir() if path.name.isdecimal() and (path / "config.yaml").is_file())
-    return sorted(runs, key=lambda path: int(path.name))
 
 
 def read(folder: Path) -> RunRecords:
@@ -69,6 +62,13 @@ def read(folder: Path) -> RunRecords:
 def as_json(folder: Path, report: Report | SweepReport) -> dict[str, Any]:
     kind = "sweep" if isinstance(report, SweepReport) else "run"
     return {"folder": str(folder), "kind": kind, **dataclasses.asdict(report)}
+
+
+def show(folder: Path, report: Report | SweepReport, console: Console) -> None:
+    if isinstance(report, SweepReport):
+        show_sweep(folder, report, console)
+    else:
+        show_run(folder, report, console)
 
 
 def show_run(folder: Path, report: Report, console: Console) -> None:

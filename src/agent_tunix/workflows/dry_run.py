@@ -33,15 +33,15 @@ def run(cfg: Config, output: Path, console: Console) -> Record:
     count, width, notes = _examples(cfg, console)
     plan = make_plan(cfg, count or cfg.training.prompts_per_step * (cfg.training.num_batches or 0))
     rates = [plan.schedule(t) for t in range(1, plan.total_steps + 1)]
-    shapes = _shapes(cfg, width)
-    parts, (device, limit) = memory.estimate(shapes), _card()
+    sizes = shapes(cfg, width)
+    parts, (device, limit) = memory.estimate(sizes), card()
     record: Record = {
-        "parameters": _parameters(cfg, shapes),
+        "parameters": _parameters(cfg, sizes),
         "counts": _counts(cfg, plan),
         "learning_rate": _landmarks(plan, rates),
         "memory_gb": {name: round(size, 3) for name, size in parts.items()},
         "device": {"name": device, "memory_gb": round(limit, 1), "fits": parts["peak"] <= USABLE * limit},
-        "largest_micro_batch_size": memory.largest_micro_batch(shapes, USABLE * limit),
+        "largest_micro_batch_size": memory.largest_micro_batch(sizes, USABLE * limit),
         "warnings": [*notes, *warnings(cfg, count)],
     }
     output.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]
         return None, longest, [f"the data is out of reach, so training.num_batches is taken at its word ({why})"]
 
 
-def _shapes(cfg: Config, width: int) -> memory.Shapes:
+def shapes(cfg: Config, width: int) -> memory.Shapes:
     arch = setup.architecture(cfg.model)
     supervised = cfg.training.method == "supervised"
     return memory.Shapes(
@@ -85,7 +85,7 @@ def _shapes(cfg: Config, width: int) -> memory.Shapes:
     )
 
 
-def _card() -> tuple[str, float]:
+def card() -> tuple[str, float]:
     """The device found, and its memory in GB; a CPU's is the machine's."""
     device = jax.local_devices()[0]
     stats = device.memory_stats() or {}

@@ -24,8 +24,9 @@ from rich.table import Table
 
 from agent_tunix.config.schema import Config, EvaluateConfig
 from agent_tunix.engine.metrics import Record, RunFolder
+from agent_tunix.engine.population import Conversation, Sample, alone
 from agent_tunix.engine.rng import Purpose, step_key
-from agent_tunix.engine.rollout import Sampling, sample
+from agent_tunix.engine.rollout import Draw, Sampling
 from agent_tunix.models.lora import Trainable, policy
 from agent_tunix.tasks import answers, rewards
 from agent_tunix.tasks.datasets import Example, batches
@@ -39,8 +40,9 @@ def complete(
     width: int,
     batch_size: int,
     sampling: Sampling,
+    temperature: float,
     key: jax.Array,
-) -> list[list[str]]:
+) -> Conversation[list[list[str]]]:
     """`num_generations` completions of every example."""
     weights, adapters = policy(model.weights, trainable) if trainable is not None else (model.weights, None)
     batch_size = min(batch_size, len(examples))
@@ -48,7 +50,8 @@ def complete(
     for index, batch in enumerate(batches(examples, batch_size)):
         full = batch + [batch[-1]] * (batch_size - len(batch))
         prompts = setup.pad_prompts(full, width, model.tokenizer)
-        drawn = sample(weights, adapters, prompts, jax.random.fold_in(key, index), arch=model.arch, sampling=sampling)
+        draw = Draw(adapters, prompts, jax.random.fold_in(key, index), temperature)
+        drawn = yield Sample(weights, draw, model.arch, sampling)
         rows = [model.tokenizer.decode(row) for row in np.asarray(drawn.tokens_BC)]
         G = sampling.num_generations
         texts += [rows[i * G : (i + 1) * G] for i in range(len(batch))]
@@ -105,14 +108,18 @@ def run(cfg: EvaluateConfig, output: Path, console: Console) -> Record:
     model = setup.load_model(trained)
     trainable, step = _trainable(cfg, trained, model)
     examples = setup.load_examples(trained, "test", cfg.evaluation.num_examples, model.tokenizer, console.print)
+    way = cfg.inference_config
     sampling = dataclasses.replace(
         setup.training_sampling(trained, model.tokenizer),
-        **cfg.inference_config.model_dump(),
+        top_k=way.top_k,
+        top_p=way.top_p,
+        greedy=way.temperature == 0,
         num_generations=cfg.num_passes,
     )
     key = step_key(cfg.seed, step, Purpose.EVALUATION)
     width = setup.prompt_width(examples)
-    completions = complete(model, trainable, examples, width, cfg.evaluation.batch_size, sampling, key)
+    temperature = way.temperature or 1.0
+    completions = alone(complete(model, trainable, examples, width, cfg.evaluation.batch_size, sampling, temperature, key))
     record = {"step": step, "split": "test", **grade(examples, completions), "num_passes": cfg.num_passes}
     record |= {f"inference/{k}": v for k, v in cfg.inference_config.model_dump().items()}
     folder = RunFolder(Path(cfg.run) if cfg.run else output)

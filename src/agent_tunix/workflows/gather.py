@@ -12,16 +12,16 @@ import numpy as np
 from agent_tunix.config.schema import Config
 from agent_tunix.engine.batch import bucket, make_batch, score, trim
 from agent_tunix.engine.metrics import Clock, Record, reward_record, sample_records
+from agent_tunix.engine.population import Conversation, Reference, Sample
 from agent_tunix.engine.rng import Purpose, step_key
-from agent_tunix.engine.rollout import Sampling, sample
-from agent_tunix.engine.update import reference_logprobs
+from agent_tunix.engine.rollout import Draw, Sampling
 from agent_tunix.errors import UserError
 from agent_tunix.models.lora import Adapters, policy
 from agent_tunix.models.tokenizer import Tokenizer
 from agent_tunix.tasks.datasets import Example, Stream, right_pad
 from agent_tunix.tasks.prompts import demonstration
 from agent_tunix.tasks.rewards import Scorer
-from agent_tunix.types import Batch, Prompts, Rollouts, TrainState
+from agent_tunix.types import Batch, Prompts, TrainState
 from agent_tunix.workflows import setup
 from agent_tunix.workflows.plan import Plan
 
@@ -38,6 +38,8 @@ class Run:
     sampling: Sampling
     scorer: Scorer
     stream: Stream
+    overrides: tuple[str, ...]  # as they were given
+    started: float  # on the monotonic clock
 
     @property
     def micro_batches(self) -> int:
@@ -56,44 +58,32 @@ class Gathered:
     samples: list[Record]
 
 
-def gather(r: Run, state: TrainState, index: int, clock: Clock) -> Gathered:
+def gather(r: Run, state: TrainState, index: int, clock: Clock) -> Conversation[Gathered]:
     """The batch at a position of the stream."""
     examples = r.stream.batch(index)
     prompts = setup.pad_prompts(examples, r.task.prompt_width, r.model.tokenizer)
     if r.cfg.training.method == "supervised":
         return _demonstrations(r, examples, prompts)
-    return _rollouts(r, state, examples, prompts, index, clock)
+    return (yield from _rollouts(r, state, examples, prompts, index, clock))
 
 
 def _rollouts(
     r: Run, state: TrainState, examples: Sequence[Example], prompts: Prompts, index: int, clock: Clock
-) -> Gathered:
+) -> Conversation[Gathered]:
     weights, adapters = policy(r.model.weights, state.trainable)
-    key = r.key(index, Purpose.ROLLOUT)
-    rollouts = trim(sample(weights, adapters, prompts, key, arch=r.model.arch, sampling=r.sampling))
+    draw = Draw(adapters, prompts, r.key(index, Purpose.ROLLOUT), r.cfg.generation.temperature)
+    rollouts = trim((yield Sample(weights, draw, r.model.arch, r.sampling)))
     texts = [r.model.tokenizer.decode(row) for row in np.asarray(rollouts.tokens_BC)]
     clock.lap("time/rollout")
     shuffle_key = r.key(index, Purpose.SHUFFLE) if r.cfg.grpo.shuffle_advantages else None
     scored = score(r.scorer, examples, texts, shuffle_key)
     clock.lap("time/reward")
-    batch = make_batch(prompts, rollouts, scored.advantages_PG, _reference(r, prompts, rollouts))
+    batch = make_batch(prompts, rollouts, scored.advantages_PG)
+    if r.cfg.grpo.beta > 0:  # beta 0 costs no pass
+        temperature = r.cfg.generation.temperature
+        logprobs_BC = yield Reference(r.model.weights, r.reference, batch, temperature, r.model.arch, r.micro_batches)
+        batch = dataclasses.replace(batch, reference_logprobs_BC=logprobs_BC)
     return Gathered(batch, reward_record(scored, rollouts.ended_B), sample_records(examples[0], scored))
-
-
-def _reference(r: Run, prompts: Prompts, rollouts: Rollouts) -> jax.Array | None:
-    """The reference's log-probabilities of the completions; beta 0 costs no pass."""
-    if r.cfg.grpo.beta == 0:
-        return None
-    return reference_logprobs(
-        prompts,
-        rollouts.tokens_BC,
-        rollouts.mask_BC,
-        r.model.weights,
-        r.reference,
-        r.cfg.generation.temperature,
-        arch=r.model.arch,
-        micro_batches=r.micro_batches,
-    )
 
 
 def _demonstrations(r: Run, examples: Sequence[Example], prompts: Prompts) -> Gathered:

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,28 @@ class Task:
     train: list[Example]
     validation: list[Example]
     prompt_width: int
+
+
+class Shelf:
+    """Keeps what was loaded last, for the next run that needs the same: the runs of a sweep load it once."""
+
+    def __init__(self) -> None:
+        self._model: tuple[Any, Model] | None = None
+        self._task: tuple[Any, Task] | None = None
+
+    def model(self, cfg: Config) -> Model:
+        wanted = (cfg.model, cfg.training.init_from)
+        if self._model is None or self._model[0] != wanted:
+            self._model = None  # two sets of weights need not fit
+            self._model = (wanted, load_model(cfg))
+        return self._model[1]
+
+    def task(self, cfg: Config, tokenizer: Tokenizer, notice: Notice) -> Task:
+        lengths = (cfg.generation.max_prompt_length, cfg.evaluation.num_examples, cfg.training.train_fraction)
+        wanted = (cfg.data, cfg.seed, lengths, cfg.model.weights)
+        if self._task is None or self._task[0] != wanted:
+            self._task = (wanted, load_task(cfg, tokenizer, notice))
+        return self._task[1]
 
 
 def start_device() -> None:
@@ -227,7 +250,6 @@ def pad_prompts(examples: Sequence[Example], width: int, tokenizer: Tokenizer) -
 def training_sampling(cfg: Config, tokenizer: Tokenizer) -> Sampling:
     g = cfg.generation
     return Sampling(
-        temperature=g.temperature,
         top_k=g.top_k,
         top_p=g.top_p,
         max_steps=g.max_generation_steps,

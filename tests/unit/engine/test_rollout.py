@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from agent_tunix.engine import rollout
-from agent_tunix.engine.rollout import Sampling, sample
+from agent_tunix.engine.rollout import Draw, Sampling, sample
 from agent_tunix.engine.update import completion_logprobs
 from agent_tunix.types import Prompts
 
 ENDS = (1, 2, 3, 4)
-PLAIN = Sampling(temperature=1.0, top_k=None, top_p=1.0, max_steps=6, num_generations=4, end_ids=ENDS, pad_id=0)
+PLAIN = Sampling(top_k=None, top_p=1.0, max_steps=6, num_generations=4, end_ids=ENDS, pad_id=0)
 LOGITS = jnp.asarray(np.random.default_rng(0).normal(0, 1.5, 12), jnp.float32)
 draw_tokens = jax.jit(rollout.draw_tokens, static_argnames="sampling")
 
@@ -23,14 +23,18 @@ def with_(**changes) -> Sampling:
     return dataclasses.replace(PLAIN, **changes)
 
 
+def uniform(rows: int, key: int = 0) -> jax.Array:
+    return jax.random.uniform(jax.random.key(key), (rows, 1))
+
+
 def frequencies(sampling: Sampling, logits=LOGITS, rows=20_000) -> np.ndarray:
-    tokens = draw_tokens(jnp.broadcast_to(logits, (rows, len(logits))), jax.random.key(0), sampling)
+    tokens = draw_tokens(jnp.broadcast_to(logits, (rows, len(logits))), uniform(rows), sampling)
     return np.bincount(tokens, minlength=len(logits))
 
 
 def truncated(sampling: Sampling, logits=LOGITS) -> np.ndarray:
-    """The exact distribution: the temperature, then the k likeliest, then the smallest set that holds p of those."""
-    scores = np.asarray(logits, np.float64) / sampling.temperature
+    """The exact distribution: the k likeliest, then the smallest set that holds p of those."""
+    scores = np.asarray(logits, np.float64)
     scores[sampling.pad_id] = -np.inf
     order = np.argsort(-scores)[: sampling.top_k]
     probs = np.exp(scores[order]) / np.exp(scores[order]).sum()
@@ -44,13 +48,12 @@ def truncated(sampling: Sampling, logits=LOGITS) -> np.ndarray:
     "changes",
     [
         {},
-        {"temperature": 0.5},
-        {"temperature": 2.0, "top_k": 5},
+        {"top_k": 5},
         {"top_k": 1},
         {"top_k": 99},
         {"top_p": 0.7},
         {"top_p": 1e-6},
-        {"temperature": 1.5, "top_k": 6, "top_p": 0.8},
+        {"top_k": 6, "top_p": 0.8},
     ],
     ids=str,
 )
@@ -66,7 +69,7 @@ def test_tokens_are_drawn_from_the_exact_truncated_distribution(changes):
 
 
 @pytest.mark.parametrize("pad_id", [0, 7, 11])
-@pytest.mark.parametrize("changes", [{}, {"temperature": 0.0}, {"top_k": 3}, {"top_k": 1}, {"top_p": 0.5}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"greedy": True}, {"top_k": 3}, {"top_k": 1}, {"top_p": 0.5}], ids=str)
 def test_padding_is_never_drawn_even_when_its_logit_is_the_largest(pad_id, changes):
     counts = frequencies(with_(pad_id=pad_id, **changes), LOGITS.at[pad_id].set(50.0), rows=500)
     assert counts[pad_id] == 0
@@ -75,7 +78,7 @@ def test_padding_is_never_drawn_even_when_its_logit_is_the_largest(pad_id, chang
 def test_greedy_takes_the_likeliest_token():
     logits = np.random.default_rng(1).normal(size=(50, 12)).astype(np.float32)
     want = logits[:, 1:].argmax(axis=1) + 1
-    np.testing.assert_array_equal(draw_tokens(logits, jax.random.key(0), with_(temperature=0.0)), want)
+    np.testing.assert_array_equal(draw_tokens(logits, uniform(50), with_(greedy=True)), want)
 
 
 def test_equal_logits_with_top_p_keep_just_enough_tokens():
@@ -85,34 +88,33 @@ def test_equal_logits_with_top_p_keep_just_enough_tokens():
 
 def test_rows_are_drawn_independently():
     """Two rows that saw the same noise would agree always; independent ones agree with the probability of the sum of p^2."""
-    tokens = np.asarray(draw_tokens(jnp.broadcast_to(LOGITS, (20_000, 12)), jax.random.key(1), PLAIN)).reshape(-1, 2)
+    tokens = np.asarray(draw_tokens(jnp.broadcast_to(LOGITS, (20_000, 12)), uniform(20_000, key=1), PLAIN)).reshape(-1, 2)
     agree, expected = (tokens[:, 0] == tokens[:, 1]).mean(), (truncated(PLAIN) ** 2).sum()
     assert abs(agree - expected) < 4 * np.sqrt(expected / len(tokens))
 
 
-def test_no_index_of_weight_zero_is_drawn_whatever_the_rounding_of_the_sum(monkeypatch):
+def test_no_index_of_weight_zero_is_drawn_whatever_the_rounding_of_the_sum():
     """A parallel prefix sum rounds each entry in its own way, so it may rise where the weight is zero."""
     rng = np.random.default_rng(0)
     weights = np.sort(rng.dirichlet(np.full(2048, 0.3), 200).astype(np.float32))[:, ::-1].copy()
     weights[:, 1024:] = 0
     for share in (0.0, 1.0):  # the least and the greatest number a generator can give
-        monkeypatch.setattr(jax.random, "uniform", lambda key, shape, share=share: jnp.full(shape, share))
-        drawn = np.asarray(rollout._invert_cdf(jax.random.key(0), jnp.asarray(weights)))
+        drawn = np.asarray(rollout._invert_cdf(jnp.full((200, 1), share), jnp.asarray(weights)))
         assert (np.take_along_axis(weights, drawn[:, None], 1) > 0).all()
     holes = weights.copy()
     holes[:, ::2] = 0
     cdf = np.cumsum(holes, axis=1)
     for column in (0, 1, 100, 1022, 1023):
         share = cdf[:, column : column + 1] / cdf[:, -1:]
-        monkeypatch.setattr(jax.random, "uniform", lambda key, shape, share=share: jnp.asarray(share))
-        drawn = np.asarray(rollout._invert_cdf(jax.random.key(0), jnp.asarray(holes)))
+        drawn = np.asarray(rollout._invert_cdf(jnp.asarray(share), jnp.asarray(holes)))
         assert (np.take_along_axis(holes, drawn[:, None], 1) > 0).all()
 
 
 @pytest.fixture(scope="module")
 def draw(weights, adapters, prompts, arch):
-    def draw(key=0, prompts=prompts, adapters=adapters, weights=weights, **changes):
-        return sample(weights, adapters, prompts, jax.random.key(key), arch=arch, sampling=with_(**changes))
+    def draw(key=0, prompts=prompts, adapters=adapters, weights=weights, temperature=1.0, **changes):
+        draws = (Draw(adapters, prompts, jax.random.key(key), temperature),)
+        return sample(weights, draws, arch=arch, sampling=with_(**changes))[0]
 
     return draw
 
@@ -146,12 +148,12 @@ def test_noise_differs_between_the_steps_of_a_rollout_and_the_members_of_a_group
     assert len({tuple(row) for row in rows}) == len(rows)
 
 
-@pytest.mark.parametrize("changes", [{}, {"temperature": 0.7, "top_k": 5, "top_p": 0.9}, {"temperature": 0.0}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"temperature": 0.7, "top_k": 5, "top_p": 0.9}, {"greedy": True}], ids=str)
 def test_the_sampler_reports_the_log_probabilities_the_trainer_finds(draw, reread, changes):
     """At the temperature, over the whole vocabulary; with a cached decode against one forward pass."""
     rollouts = draw(**changes)
     mask = np.asarray(rollouts.mask_BC)
-    want = np.asarray(reread(rollouts, changes.get("temperature", 1.0) or 1.0))
+    want = np.asarray(reread(rollouts, changes.get("temperature", 1.0)))
     np.testing.assert_allclose(np.asarray(rollouts.logprobs_BC)[mask], want[mask], rtol=1e-4, atol=1e-4)
     assert (np.asarray(rollouts.logprobs_BC)[~mask] == 0).all()
 
@@ -170,7 +172,7 @@ def test_the_mask_covers_everything_up_to_the_end_token_and_nothing_after(draw):
 
 
 def test_greedy_decoding_follows_the_argmax_of_the_full_forward_pass(draw, weights, adapters, prompts, arch):
-    rollouts = draw(temperature=0.0)
+    rollouts = draw(greedy=True)
     shared = jax.tree.map(lambda x: np.repeat(x, 4, axis=0), prompts)
     at = np.where(rollouts.mask_BC, shared.positions_PS[:, -1:] + 1 + np.arange(6), -1)
     tokens_BT, positions_BT = np.hstack([shared.tokens_PS, rollouts.tokens_BC]), np.hstack([shared.positions_PS, at])
@@ -186,10 +188,10 @@ def test_greedy_decoding_follows_the_argmax_of_the_full_forward_pass(draw, weigh
     assert mask.sum(axis=1).max() > 2, "the test follows several tokens"
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_group_of_a_prompt_does_not_depend_on_its_neighbours(draw, prompts, temperature):
+@pytest.mark.parametrize("greedy", [True, False])
+def test_the_group_of_a_prompt_does_not_depend_on_its_neighbours(draw, prompts, greedy):
     other = Prompts(prompts.tokens_PS.at[::2, 4:].set(11), prompts.positions_PS)
-    ours, theirs = (np.asarray(draw(prompts=p, temperature=temperature).tokens_BC) for p in (prompts, other))
+    ours, theirs = (np.asarray(draw(prompts=p, greedy=greedy).tokens_BC) for p in (prompts, other))
     np.testing.assert_array_equal(ours[4:8], theirs[4:8])
     assert (ours[:4] != theirs[:4]).any()
 
@@ -204,14 +206,33 @@ def test_the_loop_stops_when_all_have_ended(weights, prompts, arch, monkeypatch)
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(rollout.gemma3, "forward", counted)
-    greedy = jax.jit(partial(sample.__wrapped__, arch=arch, sampling=with_(temperature=0.0, end_ids=(1,))))
+    greedy = jax.jit(partial(sample.__wrapped__, arch=arch, sampling=with_(greedy=True, end_ids=(1,))))
 
     def count(weights) -> tuple[int, bool]:
         passes.clear()
-        ended_B = np.asarray(greedy(weights, None, prompts, jax.random.key(0)).ended_B)
+        (rollouts,) = greedy(weights, (Draw(None, prompts, jax.random.key(0)),))
+        ended_B = np.asarray(rollouts.ended_B)
         jax.effects_barrier()
         return len(passes), bool(ended_B.all())
 
     flat = dataclasses.replace(weights, embed_VD=jnp.zeros_like(weights.embed_VD))  # greedy takes token 1, the first
     assert count(flat) == (1, True)
     assert count(weights) == (PLAIN.max_steps, False)
+
+
+def test_policies_sampled_together_draw_what_each_draws_alone(weights, adapters, prompts, arch):
+    """Other adapters, other prompts, another key and another temperature: only the base is shared."""
+    other = Prompts(prompts.tokens_PS.at[:, 5:].set(11), prompts.positions_PS)
+    scaled = jax.tree.map(lambda x: 1.5 * x, adapters)
+    draws = (
+        Draw(adapters, prompts, jax.random.key(0), 1.0),
+        Draw(scaled, prompts, jax.random.key(0), 0.7),
+        Draw(adapters, other, jax.random.key(1), 1.0),
+    )
+    together = sample(weights, draws, arch=arch, sampling=PLAIN)
+    for got, draw in zip(together, draws, strict=True):
+        (alone,) = sample(weights, (draw,), arch=arch, sampling=PLAIN)
+        np.testing.assert_array_equal(got.tokens_BC, alone.tokens_BC)
+        np.testing.assert_array_equal(got.mask_BC, alone.mask_BC)
+        np.testing.assert_allclose(got.logprobs_BC, alone.logprobs_BC, atol=1e-5)
+    assert (np.asarray(together[0].tokens_BC) != np.asarray(together[1].tokens_BC)).any()

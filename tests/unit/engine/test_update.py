@@ -57,8 +57,9 @@ def tight(weights, adapters, prompts, arch, logprobs) -> Batch:
     mask = jnp.asarray(mask)
     now, _ = logprobs(adapters, prompts, tokens, mask, temperature=TEMPERATURE)
     old = jnp.where(mask, now + jnp.asarray(rng.normal(0, 0.2, (6, 6)), jnp.float32), 0)
-    reference = reference_logprobs(prompts, tokens, mask, weights, None, TEMPERATURE, arch=arch, micro_batches=3)
-    return Batch(prompts, tokens, mask, old, reference, jnp.asarray([1.0, -1.0, 0.5, -0.5, -2.0, 2.0]))
+    batch = Batch(prompts, tokens, mask, old, None, jnp.asarray([1.0, -1.0, 0.5, -0.5, -2.0, 2.0]))
+    (reference,) = reference_logprobs((batch,), weights, None, (TEMPERATURE,), arch=arch, micro_batches=3)
+    return dataclasses.replace(batch, reference_logprobs_BC=reference)
 
 
 @pytest.fixture(scope="module")

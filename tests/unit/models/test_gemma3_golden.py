@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agent_tunix.engine.rollout import Sampling, sample
+from agent_tunix.engine.rollout import Draw, Sampling, sample
 from agent_tunix.models import gemma3
 from agent_tunix.models.huggingface import read_architecture
 from agent_tunix.models.weights import load_weights
@@ -58,9 +58,9 @@ def test_greedy_continuations(model, golden, positions):
     weights, arch = model
     expected = golden["greedy"]
     never = (arch.vocab_size,)
-    sampling = Sampling(0.0, None, 1.0, expected.shape[1], 1, never, 0)
+    sampling = Sampling(None, 1.0, expected.shape[1], 1, never, 0, greedy=True)
     prompts = Prompts(golden["tokens"], positions)
-    drawn = sample(weights, None, prompts, jax.random.key(0), arch=arch, sampling=sampling)
+    (drawn,) = sample(weights, (Draw(None, prompts, jax.random.key(0)),), arch=arch, sampling=sampling)
     np.testing.assert_array_equal(drawn.tokens_BC, expected)
 
 

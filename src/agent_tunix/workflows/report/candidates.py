@@ -16,6 +16,7 @@ from agent_tunix.workflows.diagnosis.remedies import value_text
 from agent_tunix.workflows.diagnosis.sweep import RATE, SweepReport, end_of, examine_sweep
 from agent_tunix.workflows.report.chart import Chart, Colour, Mark, Series, hue, on_scale, places
 from agent_tunix.workflows.report.verdict import Standing, percent, status_of
+from agent_tunix.workflows.sweep_folder import job_folders
 
 WIDE = 8  # times the least value: from there on values are laid out by their logarithm
 ABSENT: Colour = ("#767676", "#9a9a9a")
@@ -51,7 +52,7 @@ class Candidate:
 def read_candidates(folder: Path) -> tuple[list[Candidate], SweepReport | None]:
     """All jobs of a sweep, those with a folder first examined together; and what the doctor says of the whole."""
     runs, unreadable = {}, []
-    for job in doctor.job_folders(folder):
+    for job in job_folders(folder):
         try:
             runs[job.name] = doctor.read(job)
         except UserError:  # its configuration is being written, or was cut short

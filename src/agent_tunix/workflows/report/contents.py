@@ -26,6 +26,7 @@ from agent_tunix.workflows.report.plain import bounded, plain
 from agent_tunix.workflows.report.samples import columns
 from agent_tunix.workflows.report.settings import settings
 from agent_tunix.workflows.report.verdict import Verdict, percent, run_verdict, status_of, sweep_verdict
+from agent_tunix.workflows.sweep_folder import job_folders
 
 Tile = tuple[str, str, str]  # name, value, detail
 
@@ -36,7 +37,7 @@ def kind_of(folder: Path) -> str | None:
         return "tune"
     if (folder / "config.yaml").is_file():
         return "run"
-    return "sweep" if folder.is_dir() and (doctor.job_folders(folder) or (folder / "sweep.json").is_file()) else None
+    return "sweep" if folder.is_dir() and (job_folders(folder) or (folder / "sweep.json").is_file()) else None
 
 
 def contents(folder: Path) -> Record:

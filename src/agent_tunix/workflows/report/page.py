@@ -49,15 +49,12 @@ def write_report(folder: Path) -> Path:
     return path
 
 
-def report_on(run: Path, say: Callable[[str], None]) -> None:
-    """At the end of a run: its page, and that of the sweep it is part of. A fault is told, and is not the run's own end."""
-    above = run.absolute().parent
-    swept = run.name.isdecimal() and any((above / name).is_file() for name in ("multirun.yaml", "sweep.json"))
-    for folder in [run, above] if swept else [run]:
-        try:
-            write_report(folder)
-        except Exception as fault:  # the run's result stands; the command below shows the fault whole
-            say(f"warning: no report.html ({type(fault).__name__}: {fault}); see: agent-tunix report {folder}")
+def report_on(folder: Path, say: Callable[[str], None]) -> None:
+    """The page at the end of a run, a sweep or a tune; a fault in it is told, and does not become theirs."""
+    try:
+        write_report(folder)
+    except Exception as fault:  # the result stands; the command below shows the fault whole
+        say(f"warning: no report.html ({type(fault).__name__}: {fault}); see: agent-tunix report {folder}")
 
 
 def render(folder: Path) -> str:

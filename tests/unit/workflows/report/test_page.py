@@ -91,16 +91,6 @@ def test_a_fault_in_the_report_is_told_and_does_not_end_the_run(write_run, tmp_p
     assert "\n" not in told[0]
 
 
-def test_a_job_renews_the_page_of_its_sweep_and_of_nothing_else(write_run, tmp_path):
-    job = write_run(tmp_path / "0")
-    report_on(job, pytest.fail)
-    assert (job / "report.html").exists()
-    assert not (tmp_path / "report.html").exists(), "a numbered folder alone is no sweep's"
-    (tmp_path / "multirun.yaml").write_text("")
-    report_on(job, pytest.fail)
-    assert "Best of 1: job 0" in (tmp_path / "report.html").read_text()
-
-
 def test_the_verb_prints_where_the_page_is(write_run, command, tmp_path):
     write_run(tmp_path / "run")
     outcome = command("report", "run")

@@ -1,0 +1,192 @@
+"""A sweep: many runs in one process, and in one program where that pays.
+
+Jobs that differ only in numbers the compiled programs take as inputs can be trained together: K adapters over one base.
+On a device that waits for its launches (a GPU at small batches) that costs little more than one run; on one that is busy
+already (a CPU) it saves nothing, and the jobs run one after another, sharing weights, data and compiled programs.
+Which it is, is measured. Each job's folder holds what it would hold had it run alone; a sweep that was killed goes on
+when it is started again in the same folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+
+from agent_tunix.config.load import read_config, validate
+from agent_tunix.config.schema import Config
+from agent_tunix.engine.guard import Interruption
+from agent_tunix.engine.metrics import Record
+from agent_tunix.engine.population import alone, together
+from agent_tunix.errors import DivergenceError, UserError
+from agent_tunix.models import gemma3, lora
+from agent_tunix.workflows import memory, setup
+from agent_tunix.workflows.display import Bars
+from agent_tunix.workflows.dry_run import USABLE, card, shapes
+from agent_tunix.workflows.gather import Run
+from agent_tunix.workflows.sweep_folder import results, write_index
+from agent_tunix.workflows.train import Outcome, prepare, training
+
+INPUTS = (  # numbers that the compiled programs take as inputs, or that only the host reads
+    *(f"optimizer.{name}" for name in ("learning_rate", "weight_decay", "betas", "eps", "warmup_ratio", "max_grad_norm")),
+    *("scheduler", "grpo.beta", "grpo.epsilon", "generation.temperature", "seed"),
+)
+WORTH = 0.5  # fuse where a decode step of all costs less than this share of their steps one by one
+PROBES = 5
+FINISHED = ("completed", "diverged")
+Fuse = Literal["auto", "always", "never"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run of a sweep, with the overrides that lead to it; `label` tells it from the others."""
+
+    cfg: Config
+    folder: Path
+    overrides: tuple[str, ...]
+    label: str = ""
+
+
+def run(jobs: Sequence[Job], folder: Path, console: Console, fuse: Fuse = "auto") -> list[Record]:
+    """Runs the jobs that are not finished yet; returns the results of all, in their order, and writes sweep.json."""
+    setup.start_device()
+    folder.mkdir(parents=True, exist_ok=True)
+    shelf, modes = setup.Shelf(), set[str]()
+    overrides = {job.folder.name: job.overrides for job in jobs}
+    open_jobs = [job for job in _labelled(jobs) if _unfinished(job)]
+    with Interruption() as interruption, Bars(console, several=True) as bars:
+        for group in groups(open_jobs):
+            for mode, part in parts(group, shelf, bars.notice, fuse):
+                if not interruption.requested:
+                    write_index(folder, overrides, ", ".join(sorted(modes := modes | {mode})))
+                    _train(part, shelf, bars, interruption)
+        if interruption.requested:
+            bars.notice(f"Interrupted. The same command with hydra.sweep.dir={folder} goes on from here.")
+    write_index(folder, overrides)
+    return [results(job.folder) for job in jobs]
+
+
+def _labelled(jobs: Sequence[Job]) -> list[Job]:
+    common = set.intersection(*(set(job.overrides) for job in jobs))
+    own = [[override for override in job.overrides if override not in common] for job in jobs]
+    labels = [" ".join(re.sub(r"^[\w.]*\.(?=\w+=)", "", override) for override in overrides) for overrides in own]
+    return [dataclasses.replace(job, label=label or job.folder.name) for job, label in zip(jobs, labels, strict=True)]
+
+
+def groups(jobs: Iterable[Job]) -> list[list[Job]]:
+    """Jobs that one program can train, together; in the order of their first."""
+    found: dict[str, list[Job]] = {}
+    for job in jobs:
+        found.setdefault(_program(job.cfg), []).append(job)
+    return list(found.values())
+
+
+def _program(cfg: Config) -> str:
+    """What jobs must have in common to be fused: all but the inputs. Without a reference pass the program is another."""
+    tree = cfg.model_dump(mode="json")
+    tree["reference pass"] = cfg.grpo.beta > 0
+    if cfg.model.lora_rank == 0:  # all weights are trained: nothing is shared
+        return json.dumps(tree)
+    for key in INPUTS:
+        *sections, name = key.split(".")
+        branch = tree
+        for section in sections:
+            branch = branch[section]
+        del branch[name]
+    return json.dumps(tree)
+
+
+def parts(
+    group: Sequence[Job], shelf: setup.Shelf, notice: setup.Notice, fuse: Fuse = "auto"
+) -> list[tuple[str, Sequence[Job]]]:
+    """A group cut into what is trained at once, and how: all that memory holds where that pays, else one by one."""
+    size = _fused_size(group, shelf, notice, fuse) if len(group) > 1 and fuse != "never" else 1
+    mode = "fused" if size > 1 else "one after another"
+    return [(mode, group[start : start + size]) for start in range(0, len(group), size)]
+
+
+def _train(jobs: Sequence[Job], shelf: setup.Shelf, bars: Bars, interruption: Interruption) -> None:
+    """Trains jobs at once; one that diverges does not end the others."""
+    runs = [prepare(job.cfg, shelf, bars.labelled(job.label), job.overrides) for job in jobs]
+    width = max(r.task.prompt_width for r in runs)  # other seeds, other prompts: one width serves all
+    runs = [dataclasses.replace(r, task=dataclasses.replace(r.task, prompt_width=width)) for r in runs]
+    conversations = [
+        training(r, job.folder, bars.display(job.label, r.plan.total_steps), interruption)
+        for r, job in zip(runs, jobs, strict=True)
+    ]
+    for outcome in _answered(conversations):
+        if isinstance(outcome, DivergenceError):
+            bars.notice(str(outcome))
+
+
+def _answered(conversations: list[Any]) -> list[Outcome | DivergenceError]:
+    if len(conversations) > 1:
+        return together(conversations)
+    try:
+        return [alone(conversations[0])]
+    except DivergenceError as fault:  # one bad candidate does not end a sweep
+        return [fault]
+
+
+def _fused_size(group: Sequence[Job], shelf: setup.Shelf, notice: setup.Notice, fuse: Fuse) -> int:
+    """How many of a group to train at once: 1 where the device gains nothing, else as many as its memory holds."""
+    r = prepare(group[0].cfg, shelf, lambda text: None)
+    members = min(len(group), _most_that_fit(r))
+    if members < 2:
+        notice(f"{len(group)} jobs run one after another: memory holds one at a time.")
+        return 1
+    ratio = cost_of_many(r, members)
+    measured = f"a decode step of {members} jobs at once takes {ratio:.1f} times that of one"
+    if fuse == "auto" and ratio > WORTH * members:
+        notice(f"{len(group)} jobs run one after another: {measured}.")
+        return 1
+    programs = -(-len(group) // members)
+    notice(f"{len(group)} jobs run as one program{f', in {programs} parts' if programs > 1 else ''}: {measured}.")
+    return -(-len(group) // programs)
+
+
+def _most_that_fit(r: Run) -> int:
+    """By the plan's count: the weights once, everything else for each."""
+    parts, (_, limit) = memory.estimate(shapes(r.cfg, r.task.prompt_width)), card()
+    return int((USABLE * limit - parts["weights"]) / (parts["peak"] - parts["weights"]))
+
+
+def cost_of_many(r: Run, members: int) -> float:
+    """How many times the work of one a decode step of several takes on this device: its rows through all layers."""
+    adapters = setup.new_trainable(r.cfg, r.model)
+    rows = r.cfg.training.prompts_per_step * r.cfg.grpo.num_generations
+
+    @jax.jit
+    def layers(weights, members, tokens_B1):
+        positions_B1 = jnp.zeros_like(tokens_B1)
+        hidden_B1D, _ = gemma3.forward(weights, lora.stack(members), r.model.arch, tokens_B1, positions_B1)
+        return hidden_B1D
+
+    def seconds(count: int) -> float:
+        given = (r.model.weights, [adapters] * count, jnp.ones((count * rows, 1), jnp.int32))
+        layers(*given).block_until_ready()
+        times = []
+        for _ in range(PROBES):
+            started = time.perf_counter()
+            layers(*given).block_until_ready()
+            times.append(time.perf_counter() - started)
+        return min(times)
+
+    return seconds(members) / seconds(1)
+
+
+def _unfinished(job: Job) -> bool:
+    """Whether a job is still to be run or to be gone on with; refuses the folder of another run."""
+    if not (job.folder / "config.yaml").exists():
+        return True
+    if validate(read_config(job.folder / "config.yaml"), Config) != job.cfg:
+        raise UserError(f"{job.folder} holds another run; choose another folder, as in hydra.sweep.dir=multirun/new.")
+    return results(job.folder)["status"] not in FINISHED

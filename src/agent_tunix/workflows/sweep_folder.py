@@ -1,0 +1,46 @@
+"""The folder of a sweep: beside the folders of its jobs `sweep.json`, with the overrides and the results of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agent_tunix.engine.metrics import Record, replace_text
+
+RESULTS = ("status", "steps", "first_eval", "best_eval", "final_eval", "seconds")
+
+
+def write_index(folder: Path, overrides: Mapping[str, Sequence[str]] | None = None, mode: str | None = None) -> Record:
+    """Writes sweep.json from what the jobs' folders say; `overrides` names jobs, some of which may not have begun."""
+    index = read_index(folder)
+    known = {job["job"]: job for job in index["jobs"]}
+    for name in overrides or {}:
+        known[name] = {"job": name, "overrides": list((overrides or {})[name])}
+    for path in job_folders(folder):
+        known.setdefault(path.name, {"job": path.name, "overrides": []})
+    jobs = [known[name] | results(folder / name) for name in sorted(known, key=int)]
+    index = {"mode": mode or index["mode"], "jobs": jobs}
+    replace_text(folder / "sweep.json", json.dumps(index, indent=2) + "\n")
+    return index
+
+
+def read_index(folder: Path) -> Record:
+    path = folder / "sweep.json"
+    return json.loads(path.read_text()) if path.exists() else {"mode": "apart", "jobs": []}
+
+
+def job_folders(folder: Path) -> list[Path]:
+    """The numbered folders of jobs that have begun, in the order of their numbers."""
+    begun = (path for path in folder.iterdir() if path.name.isdecimal() and (path / "config.yaml").is_file())
+    return sorted(begun, key=lambda path: int(path.name))
+
+
+def results(folder: Path) -> Record:
+    """What came of a job so far; one that has begun and has no summary is running, or was killed."""
+    path = folder / "summary.json"
+    if not path.exists():
+        return {"status": "running" if (folder / "config.yaml").exists() else "waiting"}
+    summary = json.loads(path.read_text())
+    given = {"overrides": summary["overrides"]} if summary.get("overrides") else {}
+    return given | {key: summary.get(key) for key in RESULTS}

@@ -1,0 +1,176 @@
+"""Sweeps: fused or one after another, each job's folder is what it would be had the job run alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from agent_tunix.config.load import read_config, validate
+from agent_tunix.config.schema import Config
+from agent_tunix.engine.metrics import read_records
+from agent_tunix.workflows import setup, sweep, train
+
+RUN = [
+    "model=gemma3_tiny",
+    "training.num_batches=4",
+    "training.save_interval_steps=2",
+    "grpo.num_generations=4",
+    "evaluation.num_examples=16",
+    "evaluation.sampled=false",
+]
+JOBS = [  # together they differ in every number that jobs may differ in and still be fused
+    ["optimizer.learning_rate=1e-5"],
+    [
+        *("optimizer.learning_rate=3e-5", "optimizer.weight_decay=0.1", "optimizer.betas=[0.8,0.99]", "optimizer.eps=1e-6"),
+        *("optimizer.warmup_ratio=0.5", "optimizer.max_grad_norm=1.0", "scheduler.lr_min=1e-8"),
+        *("grpo.beta=0.2", "grpo.epsilon=0.1", "generation.temperature=0.8", "seed=7"),
+    ],
+    ["optimizer.learning_rate=1", "optimizer.warmup_ratio=0.0"],  # diverges
+]
+TIMES = ("time/", "tokens_per_second", "memory/")
+
+
+def numbers(path: Path) -> list[dict]:
+    return [{k: v for k, v in record.items() if not k.startswith(TIMES)} for record in read_records(path)]
+
+
+def learnt(folder: Path):
+    cfg = validate(read_config(folder / "config.yaml"), Config)
+    return setup.load_trained(str(folder), cfg, setup.load_model(cfg))[0]
+
+
+def index(folder: Path) -> dict:
+    return json.loads((folder / "sweep.json").read_text())
+
+
+def assert_same_run(one: Path, other: Path):
+    assert {path.name for path in one.iterdir()} == {path.name for path in other.iterdir()}
+    assert (one / "config.yaml").read_text() == (other / "config.yaml").read_text()
+    for name in ("metrics.jsonl", "evals.jsonl"):
+        for got, want in zip(numbers(one / name), numbers(other / name), strict=True):
+            assert got.pop("split", None) == want.pop("split", None)
+            assert got == pytest.approx(want, rel=2e-3, abs=2e-5), name
+    for got, want in zip(*(read_records(folder / "samples.jsonl") for folder in (one, other)), strict=True):
+        assert (got["step"], got["prompt"], got["completion"]) == (want["step"], want["prompt"], want["completion"])
+    for got, want in zip(*(jax.tree.leaves(learnt(folder)) for folder in (one, other)), strict=True):
+        np.testing.assert_allclose(got, want, atol=2e-6)
+
+
+@pytest.fixture(autouse=True)
+def _quick_compilation():
+    """Compiling is most of what a few updates of a tiny model take."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def test_a_fused_sweep_equals_its_jobs_run_alone(tmp_path):
+    """Each job keeps its own numbers, data and noise; the one that diverges is frozen, and the others do not notice."""
+    three = [dataclasses.replace(job, folder=tmp_path / "fused" / job.folder) for job in jobs(*JOBS)]
+    console = Console(quiet=True)
+    results = sweep.run(three, tmp_path / "fused", console, "always")
+    assert [result["status"] for result in results] == ["completed", "completed", "diverged"]
+    assert index(tmp_path / "fused")["mode"] == "fused"
+    for job in three[:2]:
+        train.run(job.cfg, tmp_path / "alone" / job.folder.name, console)
+        assert_same_run(job.folder, tmp_path / "alone" / job.folder.name)
+
+
+def test_a_candidate_that_rolls_back_goes_on_at_its_own_pace(command, tmp_path):
+    rates = ["optimizer.learning_rate=1e-5,3e-5,1", "optimizer.warmup_ratio=0.0", "training.on_divergence=rollback"]
+    outcome = command("train", *RUN, *rates, "hydra.launcher.fuse=always", "hydra.sweep.dir=sweep", "--multirun")
+    assert outcome.code == 0, outcome.err
+    assert "as one program" in outcome.out
+    good, _, bad = (json.loads((tmp_path / "sweep" / job / "summary.json").read_text()) for job in "012")
+    assert (good["status"], len(good["rollbacks"])) == ("completed", 0)
+    assert len(bad["rollbacks"]) > 0
+
+
+def test_a_sweep_started_again_in_its_folder_runs_what_is_missing(command, tmp_path):
+    sweep_of_two = ["train", *RUN, "optimizer.learning_rate=1e-6,1e-5", "hydra.launcher.fuse=never"]
+    sweep_of_two += ["hydra.sweep.dir=sweep", "--multirun"]
+    assert command(*sweep_of_two).code == 0
+    first, second = tmp_path / "sweep" / "0", tmp_path / "sweep" / "1"
+    untouched, wanted = (first / "summary.json").stat().st_mtime_ns, numbers(second / "metrics.jsonl")
+    (second / "summary.json").unlink()  # as a kill after the checkpoint of step 2 leaves it
+    shutil.rmtree(second / "checkpoints" / "4")
+    outcome = command(*sweep_of_two)
+    assert outcome.code == 0, outcome.err
+    assert (first / "summary.json").stat().st_mtime_ns == untouched
+    assert numbers(second / "metrics.jsonl") == wanted
+    assert [job["status"] for job in index(tmp_path / "sweep")["jobs"]] == ["completed", "completed"]
+    outcome = command(*sweep_of_two, "seed=1")
+    assert outcome.code == 2
+    assert "holds another run" in outcome.err
+
+
+def test_the_basic_launcher_leaves_the_same_sweep_folder(command, tmp_path):
+    rates = ["optimizer.learning_rate=1e-6,1e-5", "training.num_batches=2"]
+    outcome = command("train", *RUN, *rates, "hydra/launcher=basic", "hydra.sweep.dir=sweep", "--multirun")
+    assert outcome.code == 0, outcome.err
+    found = index(tmp_path / "sweep")
+    assert found["mode"] == "apart"
+    given = [override for job in found["jobs"] for override in job["overrides"] if "learning_rate" in override]
+    assert given == ["optimizer.learning_rate=1e-06", "optimizer.learning_rate=1e-05"]
+    assert all(job["final_eval"]["step"] == 2 for job in found["jobs"])
+    assert (tmp_path / "sweep" / "report.html").is_file()
+
+
+def test_a_fault_in_one_job_is_found_before_any_runs(command, tmp_path):
+    outcome = command("train", *RUN, "optimizer.learning_rate=1e-5,-1", "hydra.sweep.dir=sweep", "--multirun")
+    assert outcome.code == 2
+    assert "optimizer.learning_rate=-1" in outcome.err
+    assert not list(tmp_path.glob("sweep/*/config.yaml"))
+
+
+def jobs(*overrides: list[str]) -> list[sweep.Job]:
+    from hydra import compose, initialize_config_dir
+
+    from agent_tunix.config.load import config_folder
+
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        configs = [validate(compose("config", [*RUN, *changes]), Config) for changes in overrides]
+    return [sweep.Job(cfg, Path(str(k)), ()) for k, cfg in enumerate(configs)]
+
+
+def test_jobs_are_grouped_by_the_program_they_need():
+    found = sweep.groups(
+        jobs(
+            ["optimizer.learning_rate=1e-5"],
+            ["optimizer.warmup_ratio=0.2", "optimizer.max_grad_norm=1.0", "optimizer.eps=1e-6", "scheduler=constant"],
+            ["grpo.beta=0.0"],
+            ["grpo.beta=0.04"],
+            ["optimizer=lion"],
+            ["grpo.num_generations=2"],
+            ["model.lora_rank=0"],
+            ["model.lora_rank=0", "optimizer.learning_rate=1e-5"],
+            ["seed=3"],
+        )
+    )
+    assert [[int(job.folder.name) for job in group] for group in found] == [[0, 1, 3, 8], [2], [4], [5], [6], [7]]
+
+
+@pytest.mark.parametrize(("gigabytes", "sizes"), [(1000.0, [4]), (0.06, [2, 2]), (0.03, [1, 1, 1, 1])])
+def test_a_group_is_cut_to_what_memory_holds(monkeypatch, gigabytes, sizes):
+    monkeypatch.setattr(sweep, "card", lambda: ("a card", gigabytes))
+    group, said = jobs(*([f"seed={seed}"] for seed in range(4))), []
+    found = sweep.parts(group, setup.Shelf(), said.append, "always")
+    assert [len(part) for _, part in found] == sizes
+    assert len(said) == 1
+
+
+def test_whether_to_fuse_is_decided_by_what_the_device_takes(monkeypatch):
+    group = jobs(["seed=1"], ["seed=2"], ["seed=3"], ["seed=4"])
+    for ratio, mode in ((1.3, "fused"), (3.9, "one after another")):
+        monkeypatch.setattr(sweep, "cost_of_many", lambda r, members, ratio=ratio: ratio)
+        said: list[str] = []
+        found = sweep.parts(group, setup.Shelf(), said.append)
+        assert {how for how, _ in found} == {mode}
+        assert f"{ratio} times" in said[0]

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agent_tunix.engine.batch import widened
+from agent_tunix.engine.population import alone, together
+from agent_tunix.errors import DivergenceError, UserError
+from agent_tunix.types import Batch, Prompts
+
+
+@dataclasses.dataclass(frozen=True)
+class Square:
+    """A toy request; `log` sees every call with all its members."""
+
+    number: int
+    log: list
+    kind: str = "square"
+
+    @staticmethod
+    def answer(requests):
+        requests[0].log.append([r.number for r in requests])
+        return [r.number**2 for r in requests]
+
+
+@dataclasses.dataclass(frozen=True)
+class Other(Square):
+    kind: str = "other"
+
+
+def summing(numbers, log):
+    total = 0
+    for number in numbers:
+        total += yield Square(number, log)
+    return total
+
+
+def test_alone_answers_until_the_run_ends():
+    log: list = []
+    assert alone(summing([1, 2, 3], log)) == 14
+    assert log == [[1], [2], [3]]
+
+
+def test_runs_in_step_share_every_call_and_get_their_own_answers():
+    log: list = []
+    assert together([summing([1, 2], log), summing([3, 4], log), summing([5, 6], log)]) == [5, 25, 61]
+    assert log == [[1, 3, 5], [2, 4, 6]]
+
+
+def test_calls_keep_their_size_when_a_run_has_ended():
+    log: list = []
+    assert together([summing([1], log), summing([2, 3, 4], log)]) == [1, 29]
+    assert log == [[1, 2], [3, 3], [4, 4]]
+
+
+def test_a_run_that_diverges_does_not_disturb_the_others():
+    log: list = []
+
+    def diverging():
+        yield Square(7, log)
+        raise DivergenceError("loss is nan")
+
+    first, second = together([diverging(), summing([2, 3], log)])
+    assert str(first) == "loss is nan"
+    assert second == 13
+
+
+def test_a_run_out_of_step_falls_in_again():
+    """The second run asks for something else once; the others are answered first, then all go on together."""
+    log: list = []
+
+    def straying():
+        total = yield Other(10, log)
+        total += yield Square(2, log)
+        return total
+
+    results = together([summing([1, 3], log), straying(), summing([1, 3], log)])
+    assert results == [10, 104, 10]
+    assert log.count([10, 10, 10]) == 1
+    assert len(log) == 4, "two calls of the others, one of the stray kind, one square left"
+
+
+def test_any_other_error_ends_all_and_lets_each_close():
+    closed = []
+
+    def careful():
+        try:
+            yield Square(1, [])
+            yield Square(1, [])
+        finally:
+            closed.append(True)
+
+    def failing():
+        yield Square(1, [])
+        raise UserError("a reward function raised")
+
+    with pytest.raises(UserError, match="a reward function"):
+        together([careful(), failing(), careful()])
+    assert closed == [True, True]
+
+
+def test_batches_are_padded_on_the_right_to_the_widest():
+    def batch(width):
+        tokens = jnp.ones((2, width), jnp.int32)
+        prompts = Prompts(tokens[:, :1], tokens[:, :1])
+        return Batch(prompts, tokens, tokens > 0, tokens * 0.5, None, jnp.ones(2))
+
+    narrow, wide = widened([batch(2), batch(4)])
+    np.testing.assert_array_equal(narrow.mask_BC, [[True, True, False, False]] * 2)
+    assert narrow.tokens_BC.shape == narrow.old_logprobs_BC.shape == wide.tokens_BC.shape == (2, 4)
+    assert narrow.reference_logprobs_BC is None
