@@ -95,7 +95,9 @@ def sweep_verdict(all_: Sequence[Standing], best: Standing | None, tied: Sequenc
     going = f" Not ended yet: {waiting} of {len(all_)} candidates." if waiting else ""
     mood = "going" if waiting else "unsure"
     if best is None or best.end is None:
-        return Verdict(mood if waiting else "bad", "No best candidate", f"none of {len(all_)} has a final accuracy.{going}")
+        if waiting:
+            return Verdict("going", "Under way", f"no candidate has been evaluated yet.{going}")
+        return Verdict("bad", "No best candidate", f"none of {len(all_)} has a final accuracy.")
     accuracy = f"held-out accuracy {'stands' if waiting else 'ends'} at {with_interval(best.end)}, on {best.end.n} problems"
     others = f" Noise does not tell it from {listed([one.label for one in tied])}." if tied else ""
     if not tied and len(all_) > 1:

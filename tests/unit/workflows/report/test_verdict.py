@@ -97,6 +97,7 @@ def test_a_sweep_that_is_not_over_or_has_no_best():
     assert "Not ended yet: 1 of 2" in said.text
     assert "Every other" not in said.text
     assert sweep_verdict([standing("c", None, "diverged")], None, []).mood == "bad"
+    assert sweep_verdict([waiting], None, []).lead == "Under way"
     assert "no gain beyond noise" in sweep_verdict([flat := standing("d", 0.41)], flat, []).text
 
 
