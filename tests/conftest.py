@@ -1,8 +1,11 @@
-"""Shared by all tests: the command line, run in this process so that compiled programs are shared; goldens; outside data."""
+"""Shared by all tests: the command line, run in this process so that compiled programs are shared; runs that never were;
+goldens; outside data.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -10,8 +13,11 @@ from pathlib import Path
 
 import pytest
 from absl import logging as absl_logging
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from agent_tunix import cli
+from agent_tunix.config.load import config_folder
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -42,6 +48,55 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         return Outcome(code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def config() -> dict:
+    """The configuration of the demo, as a run writes it down."""
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        return OmegaConf.to_container(compose("config", ["+experiment=quick_test"]), resolve=True)
+
+
+@pytest.fixture(scope="session")
+def write_run(config) -> Callable[..., Path]:
+    """Writes the folder of a run that never was; it learns, and reward and KL rise from step to step."""
+
+    def at(step: int, steps: int) -> dict:
+        reward = {
+            "reward/mean": 0.4 + 0.6 * step / steps,
+            "reward/std": 0.5,
+            "reward/answer": 0.4,
+            "reward/format_exact": 0.9,
+        }
+        return {"step": step, "loss": 1e-4, "lr": 1e-5, "grad_norm": 9.5, "kl": 0.002 * step, "entropy": 0.1, **reward}
+
+    def sample(step: int, completion: str) -> dict:
+        scores = {"reward": 1.2, "rewards": {"answer": 1.0, "format_exact": 1.0}, "advantage": 0.5}
+        return {"step": step, "prompt": f"prompt {step}", "answer": "7", "completion": completion, **scores}
+
+    def write(
+        folder: Path, steps=24, accuracies=(0.4, 0.6, 0.8), completion="<answer>7</answer>", status="completed", **keys
+    ):
+        folder.mkdir(parents=True)
+        own = OmegaConf.create(config)
+        for key, value in keys.items():
+            OmegaConf.update(own, key.replace("__", "."), value)
+        OmegaConf.save(own, folder / "config.yaml")
+        spaced = [round(i * steps / max(1, len(accuracies) - 1)) for i in range(len(accuracies))]
+        evals = [
+            {"step": step, "split": "validation", "n": 200, "accuracy": share, "sampled_accuracy": share}
+            for step, share in zip(spaced, accuracies, strict=True)
+        ]
+        walk = range(1, steps + 1)
+        samples = [sample(i, completion) for i in walk[:: max(1, steps // 24)]]
+        lines = {"metrics": [at(i, steps) for i in walk], "evals": evals, "samples": samples}
+        for name, records in lines.items():
+            (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        if status:
+            (folder / "summary.json").write_text(json.dumps({"status": status, "steps": steps, "seconds": 12.5}))
+        return folder
+
+    return write
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,7 @@ from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 from agent_tunix.errors import DivergenceError, UserError
 
 console = Console(highlight=False)
+EXTRAS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit", "optuna": "optuna"}
 
 
 def train() -> None:
@@ -64,18 +65,27 @@ def doctor() -> None:
     """Names what ails a run or a sweep, from its folder; see `agent-tunix doctor --help`."""
     from agent_tunix.workflows import doctor as workflow
 
-    try:
-        workflow.main(sys.argv[1:], console)
-    except UserError as mistake:
-        _fail(mistake)
+    _on_folder(workflow.main)
+
+
+def report() -> None:
+    """Writes report.html, one page on a run, a sweep or a tune; see `agent-tunix report --help`."""
+    from agent_tunix.workflows.report import page
+
+    _on_folder(page.main)
+
+
+def watch() -> None:
+    """Shows that page live in a browser while training runs; see `agent-tunix watch --help`."""
+    from agent_tunix.workflows import watch as workflow
+
+    _on_folder(workflow.main)
 
 
 def main() -> None:
     """`agent-tunix <verb> <overrides>`."""
-    verbs = {
-        **{"train": train, "plan": plan, "lr-find": lr_find, "tune": tune},
-        **{"evaluate": evaluate, "export": export, "doctor": doctor},
-    }
+    verbs = {"train": train, "plan": plan, "lr-find": lr_find, "tune": tune, "evaluate": evaluate, "export": export}
+    verbs |= {"doctor": doctor, "report": report, "watch": watch}
     verb = sys.argv.pop(1) if len(sys.argv) > 1 else ""
     if verb not in verbs:
         usage = "\n".join(
@@ -131,11 +141,13 @@ def run_sweep(composed: Sequence[JobReturn], fuse: str) -> list[float]:
 def close_sweep(folder: Path) -> None:
     """Sums up a sweep that any launcher has run."""
     from agent_tunix.workflows import doctor, sweep_folder
+    from agent_tunix.workflows.report.page import report_on
 
     if folder.is_dir() and sweep_folder.job_folders(folder):
         sweep_folder.write_index(folder)
         doctor.show(_relative(folder), doctor.diagnose(folder), console)
-        console.print(f"\nSweep folder: {_relative(folder)}", soft_wrap=True, markup=False)
+        report_on(folder, console.print)
+        console.print(f"\nSweep folder: {_relative(folder)}, with report.html", soft_wrap=True, markup=False)
 
 
 def _given(overrides: Iterable[str]) -> tuple[str, ...]:
@@ -193,6 +205,14 @@ def _export(composed: DictConfig) -> None:
     workflow.run(validate(composed, ExportConfig), console)
 
 
+def _on_folder(workflow: Callable[[list[str], Console], None]) -> None:
+    """Runs a verb that takes a folder and no configuration."""
+    try:
+        workflow(sys.argv[1:], console)
+    except UserError as mistake:
+        _fail(mistake)
+
+
 def _hydra(config_name: str, task: Callable[[DictConfig], float | None]) -> None:
     """Runs a task under Hydra; a user's mistake ends in its message and exit code 2."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us as they are; what is shown is decided below
@@ -214,7 +234,10 @@ def _hydra(config_name: str, task: Callable[[DictConfig], float | None]) -> None
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=config_name)(job)()
     except MissingConfigException as mistake:
-        group, _, option = (mistake.missing_cfg_file or "").partition("/")
+        group, _, option = (mistake.missing_cfg_file or "").rpartition("/")
+        extra = EXTRAS.get(option)
+        if extra and group in ("hydra/launcher", "hydra/sweeper"):
+            _fail(UserError(f"{group}={option} needs an extra: pip install 'agent-tunix[{extra}]'"))
         hint = did_you_mean(option, mistake.options or ())
         known = f"The options of {group} are: {', '.join(mistake.options or ())}"
         _fail(UserError(f"{group}={option}: there is no such option{hint}\n{known}"))

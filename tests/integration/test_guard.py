@@ -55,6 +55,7 @@ def test_an_absurd_rate_stops_with_the_remedy_of_the_reference(command, tmp_path
     outcome = command("train", *RUN, *ABSURD)
     assert outcome.code == 3
     assert "diverged at step" in outcome.err
+    assert "Ill (diverging" in (tmp_path / "run" / "report.html").read_text()
     assert "optimizer.learning_rate=0.1" in outcome.err
     assert "optimizer.max_grad_norm=0.01" in outcome.err
     assert "Traceback" not in outcome.err
@@ -121,3 +122,5 @@ def test_one_diverging_candidate_does_not_end_a_sweep(command, tmp_path):
     assert outcome.code == 0, outcome.err
     statuses = [json.loads((tmp_path / "sweep" / job / "summary.json").read_text())["status"] for job in "01"]
     assert statuses == ["diverged", "completed"]
+    page = (tmp_path / "sweep" / "report.html").read_text()
+    assert "Best of 2: learning_rate=1e-06" in page, "the page of the sweep is renewed by its last job"

@@ -32,6 +32,7 @@ from agent_tunix.workflows.diagnosis.remedies import join, less
 from agent_tunix.workflows.display import Bars
 from agent_tunix.workflows.gather import Run
 from agent_tunix.workflows.plan import make_plan
+from agent_tunix.workflows.report.page import report_on
 from agent_tunix.workflows.train import prepare, training
 
 RATE = "optimizer.learning_rate"
@@ -56,6 +57,7 @@ def run(cfg: LrFindConfig, path: Path, console: Console, overrides: Sequence[str
     found = _reading(path, r, whole)
     advice = _advice(found, r)
     _write(path, found, advice, interruption.requested)
+    report_on(path, bars.notice)
     _show(path, found, advice, console)
     return found
 
@@ -159,6 +161,6 @@ def _show(path: Path, found: Record, advice: list[str], console: Console) -> Non
     say(f"\n{found['conclusion']}")
     if found["suggested"] is not None:
         say(f"Suggested: {RATE}={found['suggested']:g}")
-    say(f"Folder: {path}\n\nNext:")
+    say(f"Folder: {path}, with report.html\n\nNext:")
     for line in advice:
         say(f"  {line}")

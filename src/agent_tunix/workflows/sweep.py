@@ -83,6 +83,8 @@ def train_all(
                 if not interruption.requested:
                     write_index(folder, overrides, ", ".join(sorted(modes := modes | {mode})))
                     _train(part, shelf, bars, interruption)
+        if interruption.requested:
+            bars.notice(f"Interrupted. The same command with hydra.sweep.dir={folder} goes on from here.")
     write_index(folder, overrides)
     return [results(job.folder) for job in jobs]
 

@@ -36,6 +36,7 @@ from agent_tunix.workflows.display import Bars, Display, print_summary
 from agent_tunix.workflows.evaluate import complete, grade
 from agent_tunix.workflows.gather import Run, gather, with_demonstrations
 from agent_tunix.workflows.plan import hyperparameters, make_plan
+from agent_tunix.workflows.report.page import report_on
 
 SAMPLES_SHOWN = 3
 Pause = Callable[[int], bool]  # whether a run is to rest after this many updates
@@ -126,6 +127,7 @@ def training(
         summary = summarise(r, folder, desk.rollbacks, status)
         checkpoints.close()
         folder.close()
+        report_on(path, display.notice)
         display.end(status)
     return Outcome(summary, before, after)
 

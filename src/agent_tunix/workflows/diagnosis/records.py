@@ -21,6 +21,8 @@ from agent_tunix.engine.metrics import Record
 from agent_tunix.errors import UserError
 
 Point = tuple[int, float]  # a step and what was measured there
+NUMBERS = (int, float)
+Z95 = 1.96  # standard errors on each side of a 95 % interval
 PER_BATCH = ("reward/", "groups/", "completion/", "mismatch/")  # repeated in the record of each update from a batch
 
 
@@ -44,12 +46,12 @@ class RunRecords:
     def number(self, key: str, otherwise: float) -> float:
         """A setting that must be a number."""
         value = self.setting(key)
-        return float(value) if _finite(value) else otherwise
+        return float(value) if finite(value) else otherwise
 
     def series(self, key: str) -> list[Point]:
         """The finite values of a metric by step: one an update, or one a batch for what is measured once a batch."""
         iterations = max(1, int(self.number("grpo.num_iterations", 1))) if key.startswith(PER_BATCH) else 1
-        measured = [r for r in self.metrics if _finite(r.get("step")) and _finite(r.get(key))]
+        measured = [r for r in self.metrics if finite(r.get("step")) and finite(r.get(key))]
         return [(int(r["step"]), float(r[key])) for r in measured[::iterations]]
 
     def values(self, key: str) -> list[float]:
@@ -60,7 +62,7 @@ class RunRecords:
         return [
             Accuracy(int(r["step"]), min(1.0, max(0.0, float(r[key]))), max(1, int(r["n"])))
             for r in self.evals
-            if r.get("split", "validation") == "validation" and all(_finite(r.get(k)) for k in ("step", "n", key))
+            if r.get("split", "validation") == "validation" and all(finite(r.get(k)) for k in ("step", "n", key))
         ]
 
     @property
@@ -85,6 +87,14 @@ class Accuracy:
 
     def __str__(self) -> str:
         return f"{self.share:.1%}"
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's 95 % interval: it stays within 0 and 1, and 0 of n is not taken for certain."""
+        z2 = Z95**2
+        centre = (self.share + z2 / (2 * self.n)) / (1 + z2 / self.n)
+        half = Z95 * math.sqrt(self.share * (1 - self.share) / self.n + z2 / (4 * self.n**2)) / (1 + z2 / self.n)
+        return max(0.0, centre - half), min(1.0, centre + half)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,18 +162,24 @@ def read_run(folder: Path) -> RunRecords:
             "Give runs/<time> as training printed it, or multirun/<time> for a sweep."
         )
     config: Any = OmegaConf.to_container(read_config(folder / "config.yaml"))
-    metrics = _lines(folder / "metrics.jsonl")
-    summary = _objects([_text(folder / "summary.json")])
+    metrics = read_lines(folder / "metrics.jsonl")
     return RunRecords(
         config=config if isinstance(config, dict) else {},
         metrics=metrics,
-        evals=_lines(folder / "evals.jsonl"),
-        summary=summary[0] if summary else {},
+        evals=read_lines(folder / "evals.jsonl"),
+        summary=read_object(folder / "summary.json"),
     )
 
 
-def _lines(path: Path) -> list[Record]:
-    return _objects(_text(path).splitlines())
+def read_lines(path: Path) -> list[Record]:
+    """The objects of a .jsonl file, as far as they can be read."""
+    return _objects(_text(path).split("\n"))
+
+
+def read_object(path: Path) -> Record:
+    """The object of a .json file; an empty one where there is none that can be read."""
+    found = _objects([_text(path)])
+    return found[0] if found else {}
 
 
 def _text(path: Path) -> str:
@@ -182,7 +198,6 @@ def _objects(texts: Sequence[str]) -> list[Record]:
     return found
 
 
-def _finite(value: Any) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100
-    )  # so that its square is finite
+def finite(value: Any) -> bool:
+    """A number whose square is finite too. A long run asks this a million times, so the type is not looked up in a union."""
+    return isinstance(value, NUMBERS) and not isinstance(value, bool) and abs(value) < 1e100

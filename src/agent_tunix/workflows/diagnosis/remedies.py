@@ -101,20 +101,20 @@ def own_overrides(config: Mapping[str, Any]) -> list[str]:
 
 
 def _overrides_from(start: list[str], config: Mapping[str, Any]) -> list[str]:
-    wanted, shipped = leaves(config), _composed(*start)
+    wanted, shipped = leaves(config), shipped_leaves(*start)
     groups = []
     for group, key, file in NAMED_GROUPS:
         name = wanted.get(key)
         if name != shipped.get(key) and (config_folder() / group / f"{file}{name}.yaml").is_file():
             groups.append(f"{group}={file}{name}")
     if groups:
-        shipped = _composed(*start, *groups)
+        shipped = shipped_leaves(*start, *groups)
     changed = [f"{k}={value_text(v)}" for k, v in wanted.items() if k != RESUME and shipped.get(k) != v]
     return [*start, *groups, *changed, *(f"~{k}" for k in shipped if k not in wanted and _optional(k))]
 
 
 @functools.lru_cache(maxsize=32)
-def _composed(*overrides: str) -> dict[str, Any]:
+def shipped_leaves(*overrides: str) -> dict[str, Any]:
     """The leaves of the shipped configuration under some overrides; Hydra, if it is at work, is left as it was."""
     at_work = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()

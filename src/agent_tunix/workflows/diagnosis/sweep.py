@@ -46,18 +46,20 @@ def examine_sweep(runs: Mapping[str, RunRecords]) -> SweepReport:
         Job(
             name,
             {key: leaves(run.config).get(key) for key in varied},
-            end.share if (end := _end(run)) else None,
+            end.share if (end := end_of(run)) else None,
             examine(run),
         )
         for name, run in runs.items()
     ]
-    ends = {name: end for name, run in runs.items() if (end := _end(run))}
+    ends = {name: end for name, run in runs.items() if (end := end_of(run))}
     best = max(ends, key=lambda name: ends[name].share, default=None)
     tied = [name for name in ends if best and name != best and difference(ends[name], ends[best]).z < 2]
-    return SweepReport(jobs, best, tied, _over_all(jobs, best, tied, next(iter(runs.values())).overrides))
+    return SweepReport(
+        jobs, best, tied, _over_all(jobs, best, tied, next(iter(runs.values())).overrides, ends[best].n if best else 0)
+    )
 
 
-def _end(run: RunRecords) -> Accuracy | None:
+def end_of(run: RunRecords) -> Accuracy | None:
     """The last evaluation; a run that a guard stopped has none of its end, so it cannot be the best by its beginning."""
     seen = run.accuracies()
     return seen[-1] if seen and run.summary.get("status") != "diverged" else None
@@ -70,7 +72,9 @@ def _varied(runs: Sequence[RunRecords]) -> list[str]:
     return [key for key in keys if len({repr(table.get(key)) for table in tables}) > 1]
 
 
-def _over_all(jobs: Sequence[Job], best: str | None, tied: Sequence[str], overrides: Sequence[str]) -> list[Finding]:
+def _over_all(
+    jobs: Sequence[Job], best: str | None, tied: Sequence[str], overrides: Sequence[str], problems: int
+) -> list[Finding]:
     """What only the whole grid of learning rates shows."""
     rates = sorted({float(rate) for job in jobs if isinstance(rate := job.settings.get(RATE), int | float)})
     if len(rates) < 2:
@@ -87,6 +91,11 @@ def _over_all(jobs: Sequence[Job], best: str | None, tied: Sequence[str], overri
     if all(job.illnesses & RUINED for job in jobs):
         evidence = f"every job from {low:g} to {high:g} diverges or collapses"
         return [Finding("all rates too high", Severity.GRAVE, evidence, sweep([low / 30, low / 10, low / 3]))]
+    if best and len(tied) == len(jobs) - 1:
+        evidence = f"from {low:g} to {high:g} all jobs end within noise of each other, on {problems} problems"
+        kept = [override for override in kept if not override.startswith("evaluation.num_examples=")]
+        remedy = f"{sweep(rates)} evaluation.num_examples={4 * problems}"
+        return [Finding("no difference within noise", Severity.MILD, evidence, remedy)]
     chosen = next((job for job in jobs if job.name == best), None)
     rate = chosen.settings.get(RATE) if chosen else None
     if not isinstance(rate, int | float):

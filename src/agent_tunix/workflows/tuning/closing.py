@@ -7,6 +7,7 @@ from omegaconf import OmegaConf
 from agent_tunix.engine.metrics import replace_text
 from agent_tunix.workflows.diagnosis.remedies import join, less, value_text
 from agent_tunix.workflows.plan import Plan
+from agent_tunix.workflows.report.page import report_on
 from agent_tunix.workflows.tuning import wording
 from agent_tunix.workflows.tuning.search import FINALISTS, Best
 from agent_tunix.workflows.tuning.session import Session
@@ -33,6 +34,7 @@ def close(s: Session, plan: Plan, best: Best | None, settings: Settings, status:
     else:
         s.record["verdict"] = words
     s.write()
+    report_on(s.folder, s.say)
     _show(s)
 
 
@@ -92,7 +94,7 @@ def _without_warm_up(s: Session) -> str:
 
 
 def _show(s: Session) -> None:
-    s.say(f"\n{s.record['verdict']}\nSearch folder: {s.folder} ({s.record['seconds']:.0f} s)")
+    s.say(f"\n{s.record['verdict']}\nSearch folder: {s.folder}, with report.html ({s.record['seconds']:.0f} s)")
     if s.record["status"] == "interrupted":
         s.say(f"\nTo go on:\n  {join([*s.overrides, f'hydra.run.dir={s.folder}'], 'tune')}")
     if s.record["command"]:

@@ -64,14 +64,17 @@ def run_stage(s: Session, stage: Stage, settings: Settings) -> float:
         s.write()
         if not alive:
             break
+    return conclude(s, stage, entry, history)
+
+
+def conclude(s: Session, stage: Stage, entry: Record, history: Sequence[Sequence[Result]]) -> float:
+    """Chooses by the last rung, and says how the others stood."""
     chosen = choose(history[-1], stage.incumbent)
     if chosen is None:
         raise EndedError("completed", f"Every {stage.title.lower()} that was tried diverged.")
+    (end,) = (r.accuracy for r in history[-1] if r.value == chosen and r.accuracy)
     others = standings(history, chosen)
-    entry |= {
-        "chosen": chosen,
-        "conclusion": wording.stage_conclusion(stage, chosen, trials[chosen].accuracy(s.end), others),
-    }
+    entry |= {"chosen": chosen, "conclusion": wording.stage_conclusion(stage, chosen, end, others)}
     entry["no_difference"] = all(one.tied for one in others)
     s.say(entry["conclusion"])
     return chosen

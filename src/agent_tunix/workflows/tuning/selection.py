@@ -13,11 +13,10 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from agent_tunix.workflows.diagnosis.records import Accuracy, difference
+from agent_tunix.workflows.diagnosis.records import Z95, Accuracy, difference
 from agent_tunix.workflows.tuning.halving import LEAST_KEPT
 
 TOLD_APART = 2.0  # standard errors
-Z = 1.96
 T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # two-sided 95 %, by degrees of freedom from 1
 
 
@@ -97,27 +96,18 @@ def standings(history: Sequence[Sequence[Result]], chosen: float) -> list[Standi
     return [found[value] for value in sorted(found)]
 
 
-def wilson(share: float, n: int) -> Interval:
-    """Wilson's score interval (1927) for a share of n."""
-    spread = Z * math.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
-    middle, scale = share + Z**2 / (2 * n), 1 + Z**2 / n
-    return Interval(share, max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale))
-
-
 def over_seeds(accuracies: Sequence[Accuracy]) -> Interval:
     """The mean over seeds: the wider of Wilson's interval for all problems together and Student's over the seeds."""
-    pooled = wilson(statistics.fmean(a.share for a in accuracies), sum(a.n for a in accuracies))
-    spread = _student([a.share for a in accuracies])
-    return Interval(
-        pooled.middle, max(0.0, min(pooled.low, pooled.middle - spread)), min(1.0, max(pooled.high, pooled.middle + spread))
-    )
+    mean, spread = statistics.fmean(a.share for a in accuracies), _student([a.share for a in accuracies])
+    low, high = Accuracy(accuracies[0].step, mean, sum(a.n for a in accuracies)).interval
+    return Interval(mean, max(0.0, min(low, mean - spread)), min(1.0, max(high, mean + spread)))
 
 
 def paired_difference(ones: Sequence[Accuracy], others: Sequence[Accuracy]) -> Interval:
     """Of accuracies of the same seeds, the second less the first."""
     changes = [difference(one, other) for one, other in zip(ones, others, strict=True)]
     middle = statistics.fmean(change.gain for change in changes)
-    binomial = Z * math.sqrt(sum(change.error**2 for change in changes)) / len(changes)
+    binomial = Z95 * math.sqrt(sum(change.error**2 for change in changes)) / len(changes)
     spread = max(binomial, _student([change.gain for change in changes]))
     return Interval(middle, middle - spread, middle + spread)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from agent_tunix.engine.metrics import Record
 from agent_tunix.workflows.diagnosis.records import Accuracy
-from agent_tunix.workflows.tuning.selection import Result, Standing, over_seeds, paired_difference, wilson
+from agent_tunix.workflows.tuning.selection import Result, Standing, over_seeds, paired_difference
 from agent_tunix.workflows.tuning.stages import Settings, Stage
 
 
@@ -21,15 +21,15 @@ def rung(place: int, results: Sequence[Result], jobs: Mapping[Any, str], going_o
     for result in results:
         row: Record = {"job": jobs[result.value], "value": result.value, "accuracy": None, "kept": result.value in going_on}
         if result.accuracy is not None:
-            interval = wilson(result.accuracy.share, result.accuracy.n)
-            row |= {"accuracy": interval.middle, "low": interval.low, "high": interval.high, "n": result.accuracy.n}
+            low, high = result.accuracy.interval
+            row |= {"accuracy": result.accuracy.share, "low": low, "high": high, "n": result.accuracy.n}
         rows.append(row)
     return {"steps": place, "jobs": rows}
 
 
-def stage_conclusion(stage: Stage, chosen: float, end: Accuracy | None, others: Sequence[Standing]) -> str:
+def stage_conclusion(stage: Stage, chosen: float, end: Accuracy, others: Sequence[Standing]) -> str:
     """The chosen value, and how each other one stood when both were last measured."""
-    said = [f"{chosen:g} ends at {_interval(end)} held-out accuracy."]
+    said = [f"{chosen:g} ends at {over_seeds([end])} held-out accuracy."]
     same = [_against(one) for one in others if one.tied]
     if same:
         kept = f", so {chosen:g} is kept" if chosen == stage.incumbent else ""
@@ -73,9 +73,5 @@ def verdict(settings: Settings, accuracies: Sequence[Accuracy], before: float | 
     return " ".join([f"{label(settings)} reaches {over_seeds(accuracies)} held-out accuracy {seeds}{start}.", *notes])
 
 
-def _interval(accuracy: Accuracy | None) -> str:
-    return str(wilson(accuracy.share, accuracy.n)) if accuracy else "nothing: it diverged"
-
-
-def _share(share: float | None) -> str:
-    return "diverged" if share is None else f"{100 * share:.1f} %"
+def _share(share: float) -> str:
+    return f"{100 * share:.1f} %"

@@ -48,7 +48,7 @@ def test_a_text_comes_back_as_it_was(text, config):
 
 
 def test_overrides_are_found_inside_a_job_of_hydra_too(config):
-    remedies._composed.cache_clear()
+    remedies.shipped_leaves.cache_clear()
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         assert own_overrides(config) == ["+experiment=quick_test"]
         assert compose("config", ["+experiment=quick_test"]).seed == config["seed"]

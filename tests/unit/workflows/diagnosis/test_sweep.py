@@ -32,3 +32,11 @@ def test_a_sweep_is_judged_as_a_whole(config, jobs, best, illness, grid):
     assert [finding.illness for finding in report.findings] == [illness]
     assert report.findings[0].remedy.endswith(f"optimizer.learning_rate={grid}")
     assert "--multirun" in report.findings[0].remedy
+
+
+def test_candidates_within_noise_of_each_other_are_said_to_be(config):
+    report = examine_sweep(sweep_of(config, [(1e-6, 0.90, 0.1), (1e-5, 0.92, 0.1), (1e-4, 0.91, 0.1)]))
+    (finding,) = report.findings
+    assert finding.illness == "no difference within noise"
+    assert sorted(report.tied) == ["0", "2"]
+    assert "evaluation.num_examples=800" in finding.remedy

@@ -18,7 +18,6 @@ from agent_tunix.workflows.tuning.selection import (
     standings,
     survivors,
     tied,
-    wilson,
 )
 
 COUNTS = st.dictionaries(st.sampled_from([1e-7, 1e-6, 1e-5, 1e-4, 1e-3]), st.none() | st.integers(0, 200), min_size=1)
@@ -84,21 +83,14 @@ def test_standings_compare_each_value_where_both_were_last():
     assert found[1e-4].chosen.share == 0.6
 
 
-@pytest.mark.parametrize(
-    ("right", "n", "low", "high"), [(50, 100, 0.4038, 0.5962), (0, 10, 0.0, 0.2775), (81, 263, 0.2553, 0.3662)]
-)
-def test_wilson_as_published(right, n, low, high):
-    """Newcombe (1998), table I, gives 0.2553 to 0.3662 for 81 of 263; the others follow from the equation."""
-    found = wilson(right / n, n)
-    assert (found.low, found.high) == pytest.approx((low, high), abs=1e-4)
-
-
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=10))
 def test_an_interval_holds_its_mean_and_is_never_narrower_than_binomial_noise(rights):
     found = over_seeds(seeds(*(right / 200 for right in rights)))
-    pooled = wilson(sum(rights) / 200 / len(rights), 200 * len(rights))
-    assert 0 <= found.low <= pooled.low <= found.middle + 1e-12
-    assert found.middle - 1e-12 <= pooled.high <= found.high <= 1
+    low, high = Accuracy(40, sum(rights) / 200 / len(rights), 200 * len(rights)).interval
+    assert 0 <= found.low <= low + 1e-12
+    assert low <= found.middle + 1e-12
+    assert found.middle <= high + 1e-12
+    assert high - 1e-12 <= found.high <= 1
 
 
 def test_the_interval_covers_the_mean_of_seeds_that_differ():

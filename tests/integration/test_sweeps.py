@@ -120,6 +120,7 @@ def test_the_basic_launcher_leaves_the_same_sweep_folder(command, tmp_path):
     given = [override for job in found["jobs"] for override in job["overrides"] if "learning_rate" in override]
     assert given == ["optimizer.learning_rate=1e-06", "optimizer.learning_rate=1e-05"]
     assert all(job["final_eval"]["step"] == 2 for job in found["jobs"])
+    assert (tmp_path / "sweep" / "report.html").is_file()
 
 
 def test_a_fault_in_one_job_is_found_before_any_runs(command, tmp_path):

@@ -1,0 +1,194 @@
+"""The candidates of a sweep: how they stand, which colour each has, and what became of them over the swept values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_tunix.engine.metrics import Record
+from agent_tunix.errors import UserError
+from agent_tunix.workflows import doctor
+from agent_tunix.workflows.diagnosis.examination import Report
+from agent_tunix.workflows.diagnosis.records import Accuracy, RunRecords, finite, late, read_object
+from agent_tunix.workflows.diagnosis.remedies import value_text
+from agent_tunix.workflows.diagnosis.sweep import RATE, SweepReport, end_of, examine_sweep
+from agent_tunix.workflows.report.chart import Chart, Colour, Mark, Series, hue, on_scale, places
+from agent_tunix.workflows.report.verdict import Standing, percent, status_of
+from agent_tunix.workflows.sweep_folder import job_folders
+
+WIDE = 8  # times the least value: from there on values are laid out by their logarithm
+ABSENT: Colour = ("#767676", "#9a9a9a")
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A job of a sweep; one that has not begun has no run."""
+
+    name: str
+    label: str
+    status: str
+    settings: Mapping[str, Any]
+    colour: Colour = ABSENT
+    dash: bool = False
+    run: RunRecords | None = None
+    report: Report | None = None
+
+    @property
+    def first(self) -> Accuracy | None:
+        seen = self.run.accuracies() if self.run else []
+        return seen[0] if seen else None
+
+    @property
+    def end(self) -> Accuracy | None:
+        return end_of(self.run) if self.run else None
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(self.label, self.status, self.first, self.end)
+
+
+def read_candidates(folder: Path) -> tuple[list[Candidate], SweepReport | None]:
+    """All jobs of a sweep, those with a folder first examined together; and what the doctor says of the whole."""
+    runs, unreadable = {}, []
+    for job in job_folders(folder):
+        try:
+            runs[job.name] = doctor.read(job)
+        except UserError:  # its configuration is being written, or was cut short
+            unreadable.append(Candidate(job.name, f"job {job.name}", "config.yaml cannot be read", {}))
+    report = examine_sweep(runs) if runs else None
+    jobs = report.jobs if report else []
+    drawn = _colours([job.settings for job in jobs])
+    found = [
+        Candidate(job.name, job.label or f"job {job.name}", status_of(run), job.settings, colour, dash, run, job.report)
+        for job, run, (colour, dash) in zip(jobs, runs.values(), drawn, strict=True)
+    ]
+    known = {candidate.name for candidate in [*found, *unreadable]}
+    return [*found, *unreadable, *_not_begun(read_object(folder / "sweep.json"), known)], report
+
+
+def _not_begun(sweep: Record, known: set[str]) -> list[Candidate]:
+    """Jobs that the sweep's own list names and that have no folder yet."""
+    jobs = sweep.get("jobs")
+    listed = [job for job in jobs if isinstance(job, dict)] if isinstance(jobs, list) else []
+    waiting = []
+    for job in listed:
+        name, overrides = str(job.get("job")), job.get("overrides")
+        if name not in known:
+            label = " ".join(map(str, overrides)) if isinstance(overrides, list) else f"job {name}"
+            waiting.append(Candidate(name, label, str(job.get("status", "waiting")), {}))
+    return waiting
+
+
+def swept_key(settings: Sequence[Mapping[str, Any]]) -> str | None:
+    """The key that a sweep is about: the learning rate, else the first of numbers, else the first."""
+    keys = list(settings[0]) if settings else []
+    numeric = [key for key in keys if all(finite(one.get(key)) for one in settings)]
+    return next((key for key in (RATE, *numeric, *keys) if key in keys), None)
+
+
+def _colours(settings: Sequence[Mapping[str, Any]]) -> list[tuple[Colour, bool]]:
+    """By the swept value: a scale for numbers, hues for names. What the other keys change is told by dashes."""
+    key = swept_key(settings)
+    if key is None:
+        return [(hue(i), False) for i in range(len(settings))]
+    values = [one.get(key) for one in settings]
+    groups = list(dict.fromkeys(_others(one, key) for one in settings))
+    dashes = [groups.index(_others(one, key)) % 2 == 1 for one in settings]
+    if all(map(finite, values)):
+        return list(zip(map(on_scale, places([float(value or 0) for value in values])), dashes, strict=True))
+    names = list(dict.fromkeys(map(value_text, values)))
+    return [(hue(names.index(value_text(value))), dash) for value, dash in zip(values, dashes, strict=True)]
+
+
+def accuracy_over_values(candidates: Sequence[Candidate]) -> Chart | None:
+    """Final accuracies with their intervals against the swept value; one series for each setting of the other keys."""
+    begun = [one for one in candidates if one.run is not None]
+    key = swept_key([one.settings for one in begun])
+    if key is None:
+        return None
+    values = [one.settings.get(key) for one in begun]
+    numeric = all(map(finite, values))
+    names = [] if numeric else list(dict.fromkeys(map(value_text, values)))
+    xs = [float(value or 0) if numeric else float(names.index(value_text(value))) for value in values]
+    placed = sorted(zip(xs, begun, strict=True), key=lambda pair: pair[0])
+    groups: dict[str, list[tuple[float, Candidate]]] = {}
+    for x, one in placed:
+        groups.setdefault(_others(one.settings, key), []).append((x, one))
+    series = [_series(name, members, hue(i)) for i, (name, members) in enumerate(groups.items())]
+    bases = {one.first.share for one in begun if one.first}
+    spread = numeric and min(xs) > 0 and max(xs) >= WIDE * min(xs)
+    return Chart(
+        "over-values",
+        f"Accuracy by {key.rpartition('.')[2].replace('_', ' ')}",
+        "Held-out accuracy at the end of each candidate, with 95 % intervals. Hollow: not ended. Cross: no final accuracy.",
+        series,
+        x_label=key,
+        percent=True,
+        log_x=spread,
+        log_x_switch=numeric and min(xs) > 0,
+        categories=names,
+        levels=[Mark(bases.pop(), "before training")] if len(bases) == 1 else [],
+        crosses=[Mark(x, f"{one.label}: {one.status}") for x, one in placed if one.end is None],
+    )
+
+
+def _series(name: str, members: Sequence[tuple[float, Candidate]], colour: Colour) -> Series:
+    ended = [(x, one, end) for x, one in members if (end := one.end) is not None]
+    points = [(x, end.share, *end.interval) for x, _, end in ended]
+    hollow = [x for x, one, _ in ended if one.status != "completed"]
+    notes = [f"{one.label}, {one.status}, {end.n} problems" for _, one, end in ended]
+    colours = [one.colour for _, one, _ in ended]
+    return Series(f"over-values {name}", name or "held-out accuracy", points, colour, False, hollow, notes, colours)
+
+
+def heat_table(candidates: Sequence[Candidate]) -> Record | None:
+    """The accuracies as a grid, where exactly two keys are swept."""
+    begun = [one for one in candidates if one.run is not None]
+    if not begun or len(begun[0].settings) != 2:
+        return None
+    across, down = begun[0].settings
+    cells: dict[str, dict[str, Record]] = {}
+    for one in begun:
+        row = cells.setdefault(value_text(one.settings[down]), {})
+        row[value_text(one.settings[across])] = {
+            "share": one.end.share if one.end else None,
+            "text": percent(one.end.share) if one.end else one.status,
+        }
+    columns = list(dict.fromkeys(value_text(one.settings[across]) for one in begun))
+    return {"across": across, "down": down, "columns": columns, "rows": cells}
+
+
+def table(candidates: Sequence[Candidate], best: str | None, tied: Sequence[str], pages: Mapping[str, str]) -> Record:
+    """One row a candidate: what is shown in each cell, and the number by which it is sorted."""
+    heads = ["job", "candidate", "accuracy", "95 % interval", "before", "reward", "KL", "updates", "seconds", "state"]
+    return {"heads": heads, "rows": [_row(one, best, tied) | {"page": pages.get(one.name)} for one in candidates]}
+
+
+def _row(one: Candidate, best: str | None, tied: Sequence[str]) -> Record:
+    end, first, run = one.end, one.first, one.run
+    low, high = end.interval if end else (None, None)
+    reward, kl = (late(run.values("reward/mean")), late(run.values("kl"))) if run else (None, None)
+    seconds = run.summary.get("seconds") if run else None
+    ills = sorted({f.illness for f in one.report.findings if f.severity != "mild"}) if one.report else []
+    key = swept_key([one.settings])
+    value = one.settings.get(key) if key else None
+    cells = [
+        (one.name, int(one.name) if one.name.isdecimal() else None),
+        (one.label, value if finite(value) else None),
+        (percent(end.share) if end else "-", end.share if end else None),
+        (f"{100 * low:.1f} to {100 * high:.1f} %" if low is not None and high is not None else "-", low),
+        (percent(first.share) if first else "-", first.share if first else None),
+        ("-" if reward is None else f"{reward:.3g}", reward),
+        ("-" if kl is None else f"{kl:.2g}", kl),
+        (str(run.steps) if run else "0", run.steps if run else 0),
+        (f"{seconds:g}" if finite(seconds) else "-", seconds if finite(seconds) else None),
+        (", ".join([one.status, *ills]), None),
+    ]
+    rank = "best" if one.name == best else "tied" if one.name in tied else ""
+    return {"id": one.name, "colour": one.colour, "rank": rank, "cells": cells}
+
+
+def _others(settings: Mapping[str, Any], key: str) -> str:
+    return ", ".join(f"{k.rpartition('.')[2]}={value_text(v)}" for k, v in settings.items() if k != key)

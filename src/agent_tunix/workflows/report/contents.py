@@ -1,0 +1,212 @@
+"""All that a report shows of a run, a sweep or a tune, as one record that is plain JSON; the page draws it.
+
+Only the folder is read, and as it is found: a run that was killed, is still writing, or has lost a file gets as much of a
+report as there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agent_tunix.engine.metrics import Record
+from agent_tunix.errors import UserError
+from agent_tunix.workflows import doctor
+from agent_tunix.workflows.diagnosis.examination import examine
+from agent_tunix.workflows.diagnosis.finding import Finding
+from agent_tunix.workflows.diagnosis.records import RunRecords, finite, read_object
+from agent_tunix.workflows.diagnosis.remedies import value_text
+from agent_tunix.workflows.report.candidates import Candidate, accuracy_over_values, heat_table, read_candidates, table
+from agent_tunix.workflows.report.curves import Line, overlaid_charts, run_charts
+from agent_tunix.workflows.report.finder import finder_sections
+from agent_tunix.workflows.report.plain import bounded, plain
+from agent_tunix.workflows.report.samples import columns
+from agent_tunix.workflows.report.settings import settings
+from agent_tunix.workflows.report.verdict import Verdict, percent, run_verdict, status_of, sweep_verdict
+from agent_tunix.workflows.sweep_folder import job_folders
+
+Tile = tuple[str, str, str]  # name, value, detail
+
+
+def kind_of(folder: Path) -> str | None:
+    """What a folder holds: a tune, a run or a sweep; None for what is none of them, or not yet."""
+    if (folder / "tune.json").is_file():
+        return "tune"
+    if (folder / "config.yaml").is_file():
+        return "run"
+    return "sweep" if folder.is_dir() and (job_folders(folder) or (folder / "sweep.json").is_file()) else None
+
+
+def contents(folder: Path) -> Record:
+    """The record of a page; raises UserError where there is nothing to report on."""
+    kind = kind_of(folder)
+    if kind is None:
+        raise UserError(
+            f"{folder} holds no run, sweep or tune. Give runs/<time> as training printed it, or multirun/<time> for a sweep."
+        )
+    page = {"run": _run, "sweep": _sweep, "tune": _tune}[kind](folder)
+    named = {"kind": kind, "name": folder.resolve().name}
+    return plain(named | bounded(page))
+
+
+def _run(folder: Path) -> Record:
+    run = doctor.read(folder)
+    report = examine(run)
+    section = {"id": "run", "title": "", "charts": run_charts(run), "samples": _samples([("", folder)])}
+    return {
+        "verdict": run_verdict(run, report),
+        "tiles": _tiles(run),
+        "findings": [_finding(finding) for finding in report.findings],
+        "judged_by": report.judged_by,
+        "vitals": report.vitals,
+        "next": _commands(run.summary.get("advice")),
+        "sections": [*finder_sections(folder), section],
+        "settings": settings([run]),
+    }
+
+
+def _sweep(folder: Path) -> Record:
+    section, verdict, candidates, findings = _sweep_section(folder, folder)
+    mode = read_object(folder / "sweep.json").get("mode")
+    runs = [one.run for one in candidates if one.run is not None]
+    tiles = [("candidates", str(len(candidates)), ""), *([("run as", str(mode), "")] if mode else [])]
+    return {
+        "verdict": verdict,
+        "tiles": tiles + (_about(runs[0]) if runs else []),
+        "findings": [
+            *map(_finding, findings),
+            *(_finding(f, one.label) for one in candidates if one.report for f in one.report.findings),
+        ],
+        "sections": [*finder_sections(folder), section],
+        "settings": settings(runs),
+    }
+
+
+def _sweep_section(folder: Path, root: Path) -> tuple[Record, Verdict, list[Candidate], Sequence[Finding]]:
+    candidates, report = read_candidates(folder)
+    begun = [one for one in candidates if one.run is not None]
+    best = next((one for one in begun if report and one.name == report.best), None)
+    tied = [one for one in begun if report and one.name in report.tied]
+    lines = [Line(one.name, one.label, one.colour, one.dash, one.run) for one in begun if one.run]
+    overlaid = overlaid_charts(lines) if lines else []
+    first = accuracy_over_values(candidates)
+    ordered = sorted(begun, key=lambda one: one is not best)
+    written = [one.name for one in begun if (folder / one.name / "report.html").is_file()]
+    pages = {name: str(Path(folder.relative_to(root), name, "report.html").as_posix()) for name in written}
+    section = {
+        "id": folder.name,
+        "title": "",
+        "charts": [*([first] if first else []), *overlaid],
+        "legend": [{"id": one.name, "name": one.label, "colour": one.colour, "dash": one.dash} for one in begun],
+        "heat": heat_table(candidates),
+        "table": table(candidates, report.best if report else None, report.tied if report else [], pages),
+        "samples": _samples([(one.label, folder / one.name) for one in ordered]),
+    }
+    verdict = sweep_verdict(
+        [one.standing for one in candidates], best.standing if best else None, [one.standing for one in tied]
+    )
+    return section, verdict, candidates, report.findings if report else []
+
+
+def _tune(folder: Path) -> Record:
+    tune = read_object(folder / "tune.json")
+    stages = tune.get("stages")
+    sections = finder_sections(folder)
+    runs: list[RunRecords] = []
+    for stage in stages if isinstance(stages, list) else []:
+        if isinstance(stage, dict):
+            section, found = _stage(folder, stage)
+            sections.append(section)
+            runs = found or runs
+    status, best = str(tune.get("status", "unfinished")), tune.get("best")
+    ended = status == "completed"
+    said = tune.get("verdict") or "No verdict yet: the stages below are as far as it has come."
+    tiles = [("status", status, ""), ("budget", _shown(tune.get("budget")), ""), ("stages", str(len(sections)), "")]
+    return {
+        "verdict": Verdict("good" if ended else "going", "Tuned" if ended else f"Tuning: {status}", str(said)),
+        "tiles": [*tiles, *((key, _shown(value), "") for key, value in _items(best))],
+        "next": _commands([tune.get("command")]),
+        "best_yaml": _best_yaml(folder, best),
+        "sections": sections,
+        "settings": settings(runs),
+    }
+
+
+def _stage(folder: Path, stage: Record) -> tuple[Record, list[RunRecords]]:
+    """One stage of a tune: what it concluded, and the charts of its sweep, or of its single run and the finder in it."""
+    name = str(stage.get("folder") or stage.get("name") or "")
+    # Looked up among what is there: a name from a file may be any text, also one that leads elsewhere.
+    inside = next((path for path in folder.iterdir() if path.name == name and path.is_dir()), None)
+    said = {
+        "id": name,
+        "title": str(stage.get("title") or stage.get("name") or "Stage"),
+        "text": str(stage.get("conclusion") or "No conclusion yet."),
+        "chosen": f"{stage.get('key')} = {_shown(stage['chosen'])}" if stage.get("chosen") is not None else "",
+    }
+    kind = kind_of(inside) if inside else None
+    if inside is None or kind is None:
+        return {"charts": []} | said, []
+    if kind == "sweep":
+        section, _, candidates, _ = _sweep_section(inside, folder)
+        return section | said, [one.run for one in candidates if one.run is not None]
+    runs = [doctor.read(inside)] if kind == "run" else []
+    finder = [chart for section in finder_sections(inside) for chart in section["charts"]]
+    return {"charts": finder + [chart for run in runs for chart in run_charts(run)]} | said, runs
+
+
+def _best_yaml(folder: Path, best: Any) -> str:
+    path = folder / "best.yaml"
+    if path.is_file():
+        return path.read_text(encoding="utf-8", errors="replace")
+    return yaml.safe_dump(plain(best), sort_keys=False) if best else ""
+
+
+def _tiles(run: RunRecords) -> list[Tile]:
+    """The numbers that sum a run up."""
+    tiles = []
+    for key, name in (("accuracy", "held-out accuracy"), ("sampled_accuracy", "sampled accuracy")):
+        seen = run.accuracies(key)
+        if seen:
+            low, high = seen[-1].interval
+            ends = [percent(seen[0].share), percent(seen[-1].share)][-len(seen) :]
+            tiles.append((name, " → ".join(ends), f"95 % interval {100 * low:.1f} to {100 * high:.1f} %"))
+    seconds = run.summary.get("seconds")
+    took = f"in {seconds:,.0f} s" if finite(seconds) else ""
+    tiles.append(("updates", str(run.steps), ", ".join(filter(None, [status_of(run), took]))))
+    rate, schedule = run.setting("optimizer.learning_rate"), run.setting("scheduler.scheduler_name")
+    tiles.append(("learning rate", _shown(rate), f"{_shown(run.setting('optimizer.optimizer_name'))}, {_shown(schedule)}"))
+    return [*tiles, *_about(run)]
+
+
+def _about(run: RunRecords) -> list[Tile]:
+    """What was trained, and on what."""
+    size, rank = run.setting("model.model_size"), run.setting("model.lora_rank")
+    method = "supervised" if run.supervised else "GRPO"
+    adapters = "all weights" if rank == 0 else f"LoRA rank {_shown(rank)}"
+    model = f"{_shown(run.setting('model.model_family'))} {_shown(size)}"
+    data = run.setting("data.path") or run.setting("data.source")
+    return [("model", model, adapters), ("data", _shown(data), method)]
+
+
+def _samples(runs: Sequence[tuple[str, Path]]) -> list[Record]:
+    found = [{"name": label, "columns": columns(folder)} for label, folder in runs]
+    return [one for one in found if one["columns"]]
+
+
+def _finding(finding: Finding, candidate: str = "") -> Record:
+    return {**vars(finding), "candidate": candidate}
+
+
+def _commands(found: Any) -> list[str]:
+    return [line for line in found if isinstance(line, str) and line] if isinstance(found, list) else []
+
+
+def _items(found: Any) -> list[tuple[str, Any]]:
+    return [(str(key), value) for key, value in found.items()] if isinstance(found, dict) else []
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else "-" if value is None else value_text(value)

@@ -1,0 +1,42 @@
+"""The learning-rate finder's part of a report: reward and KL against the rate, and the rate that it suggests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent_tunix.engine.metrics import Record
+from agent_tunix.workflows.diagnosis.records import finite, read_object
+from agent_tunix.workflows.report.chart import Chart, Mark, Series, hue
+
+CURVES = (
+    ("reward", "Reward by learning rate", "Mean reward while the rate is raised step by step. Shaded: the range to try."),
+    ("kl", "KL divergence by learning rate", "How far the policy has moved by then, in nats a token."),
+)
+
+
+def finder_sections(folder: Path) -> list[Record]:
+    """One section where the finder was run, none elsewhere."""
+    found = read_object(folder / "lr_find.json")
+    charts = [chart for i in range(len(CURVES)) if (chart := _chart(found, i)).series[0].points]
+    text = str(found.get("conclusion") or "")
+    return [{"id": "finder", "title": "Learning-rate finder", "text": text, "charts": charts}] if charts else []
+
+
+def _chart(found: Record, i: int) -> Chart:
+    key, title, note = CURVES[i]
+    rates, values = (column if isinstance(column, list) else [] for column in (found.get("rates"), found.get(key)))
+    points = [(float(x), float(y)) for x, y in zip(rates, values, strict=False) if finite(x) and finite(y) and x > 0]
+    suggested, band = found.get("suggested"), found.get("range")
+    rate = float(suggested) if isinstance(suggested, int | float) and finite(suggested) else 0.0
+    shaded = band if isinstance(band, list) and len(band) == 2 and all(finite(end) and end > 0 for end in band) else ()
+    return Chart(
+        f"finder-{key}",
+        title,
+        note,
+        [Series(f"finder {key}", title, points, hue(i))],
+        x_label="learning rate",
+        log_x=True,
+        log_y_switch=key == "kl",
+        marks=[Mark(rate, f"suggested {rate:g}")] if rate > 0 else [],
+        band=shaded,
+    )

@@ -1,0 +1,40 @@
+"""The configuration as a table: every key, the shipped value where it is another, and what differs between candidates."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from agent_tunix.workflows.diagnosis.records import RunRecords
+from agent_tunix.workflows.diagnosis.remedies import leaves, shipped_leaves, value_text
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    key: str
+    value: str
+    shipped: str | None  # where it is another
+    varied: bool  # between the candidates
+
+
+def settings(runs: Sequence[RunRecords]) -> list[Setting]:
+    tables = [leaves(run.config) if run.config else {} for run in runs]
+    shipped = _shipped()
+    rows = []
+    for key in dict.fromkeys(key for table in tables for key in table):
+        values = list(dict.fromkeys(value_text(table[key]) if key in table else "not set" for table in tables))
+        default = value_text(shipped[key]) if key in shipped else "not set"
+        differs = bool(shipped) and values not in ([default], ["null"] if key not in shipped else [])
+        rows.append(Setting(key, ", ".join(values), default if differs else None, len(values) > 1))
+    return rows
+
+
+def _shipped() -> dict[str, object]:
+    """The defaults; without them (a `conf` folder that does not compose) nothing is marked."""
+    try:
+        return shipped_leaves()
+    except (HydraException, OmegaConfBaseException):
+        return {}

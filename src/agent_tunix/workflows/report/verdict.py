@@ -1,0 +1,117 @@
+"""What is said first: one sentence on a run or a sweep that a person who was not there understands."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from agent_tunix.workflows.diagnosis.examination import Report
+from agent_tunix.workflows.diagnosis.finding import Severity
+from agent_tunix.workflows.diagnosis.records import Accuracy, RunRecords, difference, finite, trend
+
+SURE = 2.0  # standard errors at which a change is told from noise, as in the doctor's comparison of candidates
+NAMED = 4  # candidates in one sentence
+LEADS = {"healthy": "Healthy", "undecided": "Undecided", "too short": "Too short to judge"}
+MOODS = {"healthy": "good", "ill": "bad"}
+CUT_SHORT = {"unfinished": "going", "interrupted": "unsure", "failed": "bad"}  # what is healthy so far may not stay so
+ENDINGS = {
+    "unfinished": "The run has not ended: it is still at work, or was killed.",
+    "interrupted": "It was interrupted before its planned end, and can be resumed.",
+    "diverged": "The guard stopped it: the numbers had got out of hand. That update did not reach the weights.",
+    "failed": "It ended in an error.",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    mood: str  # good | bad | unsure | going
+    lead: str
+    text: str
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def with_interval(seen: Accuracy) -> str:
+    low, high = seen.interval
+    return f"{percent(seen.share)} (95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
+
+
+def status_of(run: RunRecords) -> str:
+    """What the summary says, unless it is of a run that was gone on with since."""
+    status, steps = run.summary.get("status"), run.summary.get("steps")
+    last = max((step for step, _ in run.series("lr")), default=0)
+    outrun = isinstance(steps, int | float) and finite(steps) and last > steps
+    return status if isinstance(status, str) and not outrun else "unfinished"
+
+
+def run_verdict(run: RunRecords, report: Report) -> Verdict:
+    """The doctor's verdict, what became of the accuracy, and how the run ended."""
+    status = status_of(run)
+    ills = [finding.illness for finding in report.findings if finding.severity != Severity.MILD]
+    lead = f"Ill ({', '.join(ills)})" if ills else LEADS[report.verdict]
+    mood = MOODS.get(report.verdict, "unsure")
+    if status in CUT_SHORT and not ills:
+        lead, mood = f"{status.capitalize()}, {lead[0].lower()}{lead[1:]} so far", CUT_SHORT[status]
+    return Verdict(mood, lead, " ".join(filter(None, [f"{_progress(run)}.", ENDINGS.get(status)])))
+
+
+def _progress(run: RunRecords) -> str:
+    updates = f"{run.steps} update{'' if run.steps == 1 else 's'}"
+    seen = run.accuracies()
+    if len(seen) > 1:
+        return f"held-out accuracy {change(seen[0], seen[-1])} in {updates}"
+    if seen:
+        return f"held-out accuracy was {with_interval(seen[0])} at update {seen[0].step}, the only evaluation in {updates}"
+    key, name = ("loss", "the loss") if run.supervised else ("reward/mean", "the mean reward")
+    moved = trend(run.values(key))
+    if moved is not None:
+        return f"{name} went from {moved.early:.3g} to {moved.late:.3g} in {updates}; nothing was evaluated"
+    return f"nothing was evaluated in {updates}"
+
+
+def change(first: Accuracy, last: Accuracy) -> str:
+    """From one accuracy to another, and whether noise alone could do that."""
+    moved = difference(first, last)
+    ends = f"from {percent(first.share)} to {with_interval(last)}"
+    if abs(moved.z) < SURE:
+        return f"went {ends}, which may be noise,"
+    return f"{'rose' if moved.gain > 0 else 'fell'} {ends}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """What the verdict on a sweep needs of a candidate."""
+
+    label: str
+    status: str
+    first: Accuracy | None
+    end: Accuracy | None
+
+
+def sweep_verdict(all_: Sequence[Standing], best: Standing | None, tied: Sequence[Standing]) -> Verdict:
+    waiting = sum(one.status in ("unfinished", "running", "waiting") for one in all_)
+    going = f" Not ended yet: {waiting} of {len(all_)} candidates." if waiting else ""
+    mood = "going" if waiting else "unsure"
+    if best is None or best.end is None:
+        if waiting:
+            return Verdict("going", "Under way", f"no candidate has been evaluated yet.{going}")
+        return Verdict("bad", "No best candidate", f"none of {len(all_)} has a final accuracy.")
+    accuracy = f"held-out accuracy {'stands' if waiting else 'ends'} at {with_interval(best.end)}, on {best.end.n} problems"
+    others = f" Noise does not tell it from {listed([one.label for one in tied])}." if tied else ""
+    if not tied and len(all_) > 1:
+        others = " Every other candidate is worse by more than noise." if not waiting else ""
+    start = f"; before training it was {percent(best.first.share)}" if best.first else ""
+    gained = best.first is None or difference(best.first, best.end).z >= SURE
+    none = "" if gained else " That is no gain beyond noise."
+    mood = mood if waiting or not gained else "good"
+    return Verdict(
+        mood, f"Best of {len(all_)}{' so far' if waiting else ''}: {best.label}", f"{accuracy}{start}.{none}{others}{going}"
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    if len(names) > NAMED + 1:
+        names = [*names[:NAMED], f"{len(names) - NAMED} others"]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

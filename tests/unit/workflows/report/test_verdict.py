@@ -1,0 +1,107 @@
+"""The first sentence says what happened, how sure that is, and whether it is over."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_tunix.workflows import doctor
+from agent_tunix.workflows.diagnosis.examination import examine
+from agent_tunix.workflows.diagnosis.records import Z95, Accuracy
+from agent_tunix.workflows.report.verdict import Standing, listed, run_verdict, status_of, sweep_verdict
+
+
+@given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_s_interval_ends_where_the_share_seen_is_just_not_surprising(counts):
+    """Its definition, solved for by no formula: at each end p the share lies z standard errors of p away."""
+    hits, n = counts
+    share = hits / n
+    for end in Accuracy(0, share, n).interval:
+        assert 0 <= end <= 1
+        assert (share - end) ** 2 == pytest.approx(Z95**2 * end * (1 - end) / n, abs=1e-9)
+
+
+def verdict(folder):
+    run = doctor.read(folder)
+    return run_verdict(run, examine(run))
+
+
+def test_a_healthy_run(write_run, tmp_path):
+    said = verdict(write_run(tmp_path / "run"))
+    assert (said.mood, said.lead) == ("good", "Healthy")
+    assert said.text == "held-out accuracy rose from 40.0 % to 80.0 % (95 % interval 73.9 to 85.0 %) in 24 updates."
+
+
+def test_an_ill_run_names_its_illness_first(write_run, tmp_path):
+    said = verdict(write_run(tmp_path / "run", accuracies=(0.5, 0.3, 0.1)))
+    assert said.mood == "bad"
+    assert said.lead.startswith("Ill (")
+    assert "fell from 50.0 % to 10.0 %" in said.text
+
+
+def test_what_may_be_noise_is_called_so(write_run, tmp_path):
+    assert "went from 40.0 % to 42.0 %" in verdict(write_run(tmp_path / "run", accuracies=(0.4, 0.42))).text
+    assert "which may be noise" in verdict(tmp_path / "run").text
+
+
+@pytest.mark.parametrize(
+    ("status", "mood", "lead", "ending"),
+    [
+        (None, "going", "Unfinished, healthy so far", "still at work"),
+        ("interrupted", "unsure", "Interrupted, healthy so far", "resumed"),
+        ("failed", "bad", "Failed, healthy so far", "error"),
+        ("diverged", "bad", "Ill (diverging)", "guard"),
+    ],
+)
+def test_how_it_ended_is_said(write_run, tmp_path, status, mood, lead, ending):
+    said = verdict(write_run(tmp_path / "run", status=status))
+    assert (said.mood, said.lead) == (mood, lead)
+    assert ending in said.text
+
+
+def test_a_run_that_went_on_after_its_summary_has_not_ended(write_run, tmp_path):
+    folder = write_run(tmp_path / "run", status="interrupted")
+    assert status_of(doctor.read(folder)) == "interrupted"
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"step": 25, "lr": 1e-5}\n')
+    assert status_of(doctor.read(folder)) == "unfinished"
+    assert verdict(folder).mood == "going"
+
+
+def test_runs_with_few_or_no_evaluations(write_run, tmp_path):
+    assert "the only evaluation" in verdict(write_run(tmp_path / "one", accuracies=(0.4,))).text
+    assert "mean reward went from" in verdict(write_run(tmp_path / "none", accuracies=())).text
+    empty = verdict(write_run(tmp_path / "empty", steps=0, accuracies=()))
+    assert empty.lead == "Too short to judge"
+    assert "nothing was evaluated in 0 updates" in empty.text
+
+
+def standing(label: str, end: float | None, status: str = "completed") -> Standing:
+    return Standing(label, status, Accuracy(0, 0.4, 200), None if end is None else Accuracy(40, end, 200))
+
+
+def test_a_sweep_names_its_best_and_what_noise_does_not_tell_from_it():
+    a, b, c = standing("a", 0.9), standing("b", 0.88), standing("c", None, "diverged")
+    said = sweep_verdict([a, b, c], a, [b])
+    assert (said.mood, said.lead) == ("good", "Best of 3: a")
+    assert "Noise does not tell it from b." in said.text
+    assert "Every other candidate is worse" in sweep_verdict([a, c], a, []).text
+
+
+def test_a_sweep_that_is_not_over_or_has_no_best():
+    a, waiting = standing("a", 0.9), standing("b", None, "waiting")
+    said = sweep_verdict([a, waiting], a, [])
+    assert said.mood == "going"
+    assert "so far" in said.lead
+    assert "Not ended yet: 1 of 2" in said.text
+    assert "Every other" not in said.text
+    assert sweep_verdict([standing("c", None, "diverged")], None, []).mood == "bad"
+    assert sweep_verdict([waiting], None, []).lead == "Under way"
+    assert "no gain beyond noise" in sweep_verdict([flat := standing("d", 0.41)], flat, []).text
+
+
+def test_long_lists_are_cut():
+    assert listed(["a"]) == "a"
+    assert listed(["a", "b"]) == "a and b"
+    assert listed(list("abcdefgh")) == "a, b, c, d and 4 others"
