@@ -12,18 +12,19 @@ from omegaconf import OmegaConf
 from agent_tunix.algorithm.schedules import SCHEDULES
 from agent_tunix.config.load import config_folder, keys, validate
 from agent_tunix.config.schema import Config
-from agent_tunix.config.tuning import LrFindConfig
+from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 from agent_tunix.workflows.curve import as_svg
 from agent_tunix.workflows.plan import make_plan
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration" / "keys.md"
 CURVES = PAGE.parent / "schedules"
 UPDATES = 100
-VERBS = {"config": Config, "lr_find": LrFindConfig}  # the configurations that are explained, by file
+VERBS = {"config": Config, "lr_find": LrFindConfig, "tune": TuneConfig}  # the configurations that are explained, by file
 HEAD = """# Every configuration key
 
 Generated from the schema by `make docs`. Defaults are those of `python run_training.py` with no overrides; a group's
-other choices are the files of its folder in `conf/`. The section `lr_find` is that of `agent-tunix lr-find`.
+other choices are the files of its folder in `conf/`. The sections `lr_find` and `tune` are
+those of `agent-tunix lr-find` and `agent-tunix tune`.
 """
 
 

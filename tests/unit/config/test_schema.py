@@ -7,9 +7,9 @@ from pydantic import BaseModel
 
 from agent_tunix.config.load import keys
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig, TrainingSection
-from agent_tunix.config.tuning import LrFindConfig
+from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 
-KINDS = (EvaluateConfig, ExportConfig, LrFindConfig)
+KINDS = (EvaluateConfig, ExportConfig, LrFindConfig, TuneConfig)
 TRAINING = {
     "method": "grpo",
     "init_from": None,
