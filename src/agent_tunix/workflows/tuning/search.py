@@ -91,7 +91,7 @@ def run_finalists(s: Session, settings: Settings) -> Best:
     seeds = s.cfg.tune.seeds
     if seeds == 1:
         return Best(settings, [own], same)
-    entry = _entry(s, FINALISTS, "Finalists, with several seeds", "seed")
+    entry = _entry(s, FINALISTS, "Finalists, with several seeds", "finalist")
     s.say(f"\n5. Finalists: {len(finalists)} with {seeds} seeds each")
     plan = [(one, s.cfg.seed + k) for one in finalists for k in range(seeds)]
     trials = [s.trial(FINALISTS, i, {**one, "seed": seed}) for i, (one, seed) in enumerate(plan)]

@@ -58,11 +58,13 @@ def finalists_rung(place: int, finalists: Sequence[Settings], groups: Sequence[S
 def finalists_conclusion(finalists: Sequence[Settings], groups: Sequence[Sequence[Accuracy]], best: int) -> str:
     """The best finalist against each of the others, by their differences seed by seed."""
     said = [f"Over {len(groups[best])} seeds {label(finalists[best])} reaches {over_seeds(groups[best])}"]
+    same, behind = [], []
     for i, (settings, group) in enumerate(zip(finalists, groups, strict=True)):
         if i != best:
-            behind = paired_difference(group, groups[best]).low > 0
-            found = "worse beyond noise" if behind else "no difference within noise"
-            said.append(f"{found}: {label(settings)} with {over_seeds(group)}")
+            told = paired_difference(group, groups[best]).low > 0
+            (behind if told else same).append(f"{label(settings)} with {over_seeds(group)}")
+    said += [f"no difference within noise: {', '.join(same)}"] if same else []
+    said += [f"behind beyond noise: {', '.join(behind)}"] if behind else []
     return "; ".join(said) + "."
 
 
@@ -70,7 +72,8 @@ def verdict(settings: Settings, accuracies: Sequence[Accuracy], before: float | 
     """The recommended settings, what they reach, and what should be known of it."""
     seeds = f"over {len(accuracies)} seeds" if len(accuracies) > 1 else "with one seed"
     start = f", from {_share(before)} before training" if before is not None else ""
-    return " ".join([f"{label(settings)} reaches {over_seeds(accuracies)} held-out accuracy {seeds}{start}.", *notes])
+    reached = f"reaches {over_seeds(accuracies)} held-out accuracy {seeds}{start}."
+    return " ".join([f"The run with {label(settings)} {reached}", *notes])
 
 
 def _share(share: float) -> str:
