@@ -58,7 +58,7 @@ def finalists_rung(place: int, finalists: Sequence[Settings], groups: Sequence[S
 def finalists_conclusion(finalists: Sequence[Settings], groups: Sequence[Sequence[Accuracy]], best: int) -> str:
     """The best finalist against each of the others, by their differences seed by seed."""
     said = [f"Over {len(groups[best])} seeds {label(finalists[best])} reaches {over_seeds(groups[best])}"]
-    same, behind = [], []
+    same, behind = list[str](), list[str]()
     for i, (settings, group) in enumerate(zip(finalists, groups, strict=True)):
         if i != best:
             told = paired_difference(group, groups[best]).low > 0

@@ -55,6 +55,6 @@ def test_finalists_are_told_apart_or_not():
 
 def test_the_verdict_gives_settings_accuracy_and_what_to_know():
     assert wording.verdict(FIRST, seeds(0.965), 0.375, ["It was short."]) == (
-        "The run with learning_rate=1e-05 warmup_ratio=0.1 weight_decay=0.01 reaches 96.5 % (93.0 to 98.3) held-out accuracy "
-        "with one seed, from 37.5 % before training. It was short."
+        "The run with learning_rate=1e-05 warmup_ratio=0.1 weight_decay=0.01 reaches 96.5 % (93.0 to 98.3) held-out "
+        "accuracy with one seed, from 37.5 % before training. It was short."
     )
