@@ -72,7 +72,7 @@ def estimate(s: Shapes) -> dict[str, float]:
         "adapters" if s.lora_rank else "masters": trainable,
         "optimizer": (STORED_COPIES - 1) * trainable,
         "KV cache": _cache(s, s.prompts, sequences),
-        "activations": _activations(s),
+        "activations": _kept(s) + _differentiation(s),
         "logits chunk": LOSS_LOGITS_COPIES * _chunk(s),
         "peak": held + max(phases.values()),
     }
@@ -80,7 +80,13 @@ def estimate(s: Shapes) -> dict[str, float]:
 
 
 def _sampling(s: Shapes, prompts: int, sequences: int) -> float:
-    return _cache(s, prompts, sequences) + SAMPLER_LOGITS_COPIES * sequences * s.arch.vocab_size * FLOAT32
+    """The cache, the layers once more as the kernels read them, and logits."""
+    logits = SAMPLER_LOGITS_COPIES * sequences * s.arch.vocab_size * FLOAT32
+    return _cache(s, prompts, sequences) + _layers(s) + logits
+
+
+def _layers(s: Shapes) -> float:
+    return (base_parameters(s.arch) - s.arch.vocab_size * s.arch.embed_dim) * s.bytes_per_weight
 
 
 def _cache(s: Shapes, prompts: int, sequences: int) -> float:
@@ -90,19 +96,24 @@ def _cache(s: Shapes, prompts: int, sequences: int) -> float:
 
 
 def _update(s: Shapes) -> float:
-    return _activations(s) + LOSS_LOGITS_COPIES * _chunk(s)
+    """Logits are gone before the first layer is differentiated, so the greater of the two counts."""
+    return _kept(s) + max(_differentiation(s), LOSS_LOGITS_COPIES * _chunk(s))
 
 
-def _activations(s: Shapes) -> float:
-    """What every layer leaves for the backward pass, and what one layer takes while it is gone through again."""
-    arch, sequences = s.arch, s.micro_batch * s.generations
-    completion = sequences * s.completion_length
-    tokens = completion + s.micro_batch * s.prompt_length
-    kept = arch.num_layers * tokens * (arch.embed_dim + 2 * arch.num_kv_heads * arch.head_dim) * s.bytes_per_weight
+def _kept(s: Shapes) -> float:
+    """What every layer leaves for the backward pass."""
+    arch = s.arch
+    tokens = s.micro_batch * (s.generations * s.completion_length + s.prompt_length)
+    return arch.num_layers * tokens * (arch.embed_dim + 2 * arch.num_kv_heads * arch.head_dim) * s.bytes_per_weight
+
+
+def _differentiation(s: Shapes) -> float:
+    """What one layer takes while it is gone through again."""
+    arch, completion = s.arch, s.micro_batch * s.generations * s.completion_length
     scores = completion * arch.num_heads * (s.prompt_length + s.completion_length) * FLOAT32
     residual = completion * arch.embed_dim * FLOAT32
-    layer = (base_parameters(arch) - arch.vocab_size * arch.embed_dim) / arch.num_layers * s.bytes_per_weight
-    return kept + SCORE_COPIES * scores + RESIDUAL_COPIES * residual + LAYER_COPIES * layer
+    layer = _layers(s) / arch.num_layers
+    return SCORE_COPIES * scores + RESIDUAL_COPIES * residual + LAYER_COPIES * layer
 
 
 def _chunk(s: Shapes) -> float:
