@@ -120,9 +120,9 @@ def distance_at_score(rates: Sequence[float], score: Sequence[float]) -> float:
 
 def _no_gain(rates: Sequence[float], found: Curve) -> str:
     if found.fell:
-        below = next(i for i, value in enumerate(found.reward) if value < found.start - NOISE * found.error)
+        held = [i for i, value in enumerate(found.reward) if value >= found.start - NOISE * found.error]
         return (
-            f"No rate raised the reward beyond noise, and from {rates[max(below - 1, 0)]:.1e} on it fell: "
+            f"No rate raised the reward beyond noise, and beyond {rates[max([0, *held])]:.1e} it fell: "
             "there is nothing to learn from this reward, or the steps are too few to show it."
         )
     return f"No rate from {rates[0]:.1e} to {rates[-1]:.1e} moved the reward beyond noise."

@@ -75,7 +75,7 @@ def conclude(s: Session, stage: Stage, entry: Record, history: Sequence[Sequence
     (end,) = (r.accuracy for r in history[-1] if r.value == chosen and r.accuracy)
     others = standings(history, chosen)
     entry |= {"chosen": chosen, "conclusion": wording.stage_conclusion(stage, chosen, end, others)}
-    entry["no_difference"] = all(one.tied for one in others)
+    entry["no_difference"] = bool(others) and all(one.tied for one in others)
     s.say(entry["conclusion"])
     return chosen
 
