@@ -17,6 +17,8 @@ FLAGS = (
     "--disable-component-update --disable-sync --window-size=1200,900"
 )
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+# A chart is drawn when its size is known, and again when that changes: after two frames nothing moves any more.
+SETTLED = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 50)))"
 RATES = {"0": 1e-7, "1": 1e-6, "2": 1e-5, "3": 1e-4}
 
 
@@ -50,7 +52,7 @@ def eventually():
 
 @pytest.fixture(scope="module")
 def folders(write_run, tmp_path_factory):
-    """A run, a sweep of learning rates and a tune of one stage."""
+    """A run, a long one, a sweep of learning rates and a tune of one stage."""
     root = tmp_path_factory.mktemp("folders")
     run = write_run(root / "run", completion=HOSTILE, grpo__beta=0.04)
     ends = {"0": 0.4, "1": 0.5, "2": 0.9, "3": 0.1}
@@ -61,7 +63,8 @@ def folders(write_run, tmp_path_factory):
     stage = {"name": "1-coarse", "folder": "1-coarse", "title": "Coarse learning rate", "conclusion": "Take 1e-05."}
     tune = {"status": "completed", "stages": [stage], "best": {"a": 1}, "command": "python go", "verdict": "Take it."}
     (root / "tune" / "tune.json").write_text(json.dumps(tune))
-    for folder in (run, root / "sweep", root / "tune"):
+    long = write_run(root / "long", steps=300)
+    for folder in (run, long, root / "sweep", root / "tune"):
         write_report(folder)
     return root
 
@@ -73,6 +76,7 @@ def open_page(browser, folders, eventually):
     def open_(name):
         browser.get((folders / name / "report.html").as_uri())
         eventually(browser, lambda: texts(browser, "figure .tick"))
+        browser.execute_async_script(SETTLED)
 
     yield open_
     assert browser.get_log("browser") == []
@@ -85,7 +89,18 @@ def all_of(browser, selector: str) -> list:
 
 
 def texts(browser, selector: str) -> list[str]:
-    return [node.text for node in all_of(browser, selector)]
+    """Read in one stroke, so that no redraw comes between finding and reading."""
+    script = "return [...document.querySelectorAll(arguments[0])].map((node) => node.innerText ?? node.textContent)"
+    return browser.execute_script(script, selector)
+
+
+def attributes(browser, selector: str, name: str) -> list[str]:
+    script = "return [...document.querySelectorAll(arguments[0])].map((node) => node.getAttribute(arguments[1]))"
+    return browser.execute_script(script, selector, name)
+
+
+def press(browser, selector: str, text: str) -> None:
+    next(node for node in all_of(browser, selector) if text in node.text).click()
 
 
 def hover(browser, selector: str, across: float) -> None:
@@ -101,12 +116,10 @@ def test_a_run_is_drawn_with_its_verdict_first(open_page, browser):
     open_page("run")
     assert texts(browser, "main > :first-child h1")[0].endswith("Healthy")
     assert "rose from 40.0 % to 80.0 %" in texts(browser, ".said")[0].replace("\u00a0", " ")
-    drawn = [node.get_attribute("data-chart") for node in all_of(browser, "figure")]
-    assert drawn == ["accuracy", "reward", "kl", "grad_norm", "lr", "entropy"]
-    assert all("M" in node.get_attribute("d") for node in all_of(browser, "figure .line"))
-    for drawing in all_of(browser, "figure svg"):
-        assert drawing.get_attribute("role") == "img"
-        assert len(drawing.get_attribute("aria-label")) > 40
+    assert attributes(browser, "figure", "data-chart") == ["accuracy", "reward", "kl", "grad_norm", "lr", "entropy"]
+    assert all("M" in path for path in attributes(browser, "figure .line", "d"))
+    assert set(attributes(browser, "figure svg", "role")) == {"img"}
+    assert all(len(words) > 40 for words in attributes(browser, "figure svg", "aria-label"))
 
 
 def test_completions_are_shown_as_text(open_page, browser):
@@ -143,8 +156,7 @@ def test_a_legend_entry_hides_its_line_and_brings_it_back(open_page, browser):
     selector = "[data-chart=reward] [data-series='reward/answer']"
     before = len(all_of(browser, "[data-chart=reward] .series"))
     for pressed, lines in (("false", 0), ("true", 1)):
-        entry = next(node for node in all_of(browser, "[data-chart=reward] .legend button") if "answer" in node.text)
-        entry.click()
+        press(browser, "[data-chart=reward] .legend button", "answer")
         entry = next(node for node in all_of(browser, "[data-chart=reward] .legend button") if "answer" in node.text)
         assert entry.get_attribute("aria-pressed") == pressed
         assert len(all_of(browser, selector)) == lines
@@ -155,10 +167,21 @@ def test_a_legend_entry_hides_its_line_and_brings_it_back(open_page, browser):
 def test_the_logarithmic_switch_redraws_the_axis(open_page, browser):
     open_page("run")
     before = texts(browser, "[data-chart=kl] .tick")
-    all_of(browser, "[data-chart=kl] .switches button")[0].click()
+    press(browser, "[data-chart=kl] .switches button", "log y")
     after = texts(browser, "[data-chart=kl] .tick")
     assert before != after
     assert "0.01" in after
+
+
+def test_a_long_line_that_scatters_is_drawn_by_its_trend(open_page, browser):
+    open_page("long")
+    chart = "[data-chart=kl]"
+    assert len(all_of(browser, f"{chart} .line")) == 2
+    assert len(all_of(browser, f"{chart} .line.behind")) == 1
+    assert len(all_of(browser, "[data-chart=lr] .line")) == 1, "a schedule does not scatter"
+    press(browser, f"{chart} .switches button", "smooth")
+    assert len(all_of(browser, f"{chart} .line")) == 1
+    assert all_of(browser, f"{chart} .line.behind") == []
 
 
 def test_the_configuration_can_be_opened_and_narrowed(open_page, browser):
@@ -187,22 +210,21 @@ def test_a_sweep_is_drawn_over_its_rates(open_page, browser):
 def test_a_candidate_is_switched_in_all_charts_at_once(open_page, browser):
     open_page("sweep")
     charts = ("accuracy", "reward/mean", "kl", "lr")
-    next(node for node in all_of(browser, ".legend.shared button") if "1e-06" in node.text).click()
+    press(browser, ".legend.shared button", "1e-06")
     for chart in charts:
-        drawn = [node.get_attribute("data-series") for node in all_of(browser, f"[data-chart='{chart}'] .series")]
-        assert drawn == ["0", "2", "3"]
+        assert attributes(browser, f"[data-chart='{chart}'] .series", "data-series") == ["0", "2", "3"]
 
 
 def test_the_table_of_candidates_sorts(open_page, browser):
     open_page("sweep")
 
     def jobs():
-        return [row.get_attribute("data-job") for row in all_of(browser, ".candidates tbody tr")]
+        return attributes(browser, ".candidates tbody tr", "data-job")
 
     assert jobs() == ["0", "1", "2", "3"]
-    all_of(browser, ".candidates thead button")[2].click()
+    press(browser, ".candidates thead button", "accuracy")
     assert jobs() == ["0", "1", "2", "3"], "by accuracy, and the one without comes last"
-    all_of(browser, ".candidates thead button")[2].click()
+    press(browser, ".candidates thead button", "accuracy")
     assert jobs() == ["2", "1", "0", "3"]
     assert "best" in texts(browser, ".candidates tbody tr")[0]
 
@@ -251,17 +273,19 @@ def test_a_live_page_follows_the_run_and_keeps_what_was_switched(browser, write_
             browser.get(f"http://127.0.0.1:{server.server_port}/")
             eventually(browser, lambda: "Waiting" in texts(browser, "h1")[0])
             write_run(folder, status=None)
-            eventually(browser, lambda: "Unfinished" in texts(browser, "h1")[0])
-            next(node for node in all_of(browser, "[data-chart=reward] .legend button") if "answer" in node.text).click()
-            all_of(browser, ".settings summary")[0].click()
+            drawn = "at update 24"  # the files come one after the other
+            eventually(browser, lambda: drawn in "".join(attributes(browser, "[data-chart=kl] svg", "aria-label")))
+            assert "Unfinished" in texts(browser, "h1")[0]
+            browser.execute_async_script(SETTLED)
+            press(browser, "[data-chart=reward] .legend button", "answer")
+            press(browser, ".settings summary", "Configuration")
             browser.execute_script("window.scrollTo(0, 300)")
             with open(folder / "metrics.jsonl", "a") as file:
                 file.write('{"step": 25, "kl": 0.75, "lr": 1e-5, "reward/mean": 1.0}\n')
-            eventually(
-                browser, lambda: "0.75 at update 25" in all_of(browser, "[data-chart=kl] svg")[0].get_attribute("aria-label")
-            )
+            newest = "0.75 at update 25"
+            eventually(browser, lambda: newest in attributes(browser, "[data-chart=kl] svg", "aria-label")[0])
             assert all_of(browser, "[data-series='reward/answer']") == []
-            assert all_of(browser, ".settings details")[0].get_attribute("open") is not None
+            assert attributes(browser, ".settings details", "open") == [""]
             assert browser.execute_script("return window.scrollY") > 0
         finally:
             server.shutdown()

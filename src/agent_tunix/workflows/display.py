@@ -109,7 +109,8 @@ def print_summary(
             markup=False,
             highlight=False,
         )
-    console.print(f"Run folder: {folder}\n\nNext:", highlight=False)
+    page = f"\nReport:     {folder / 'report.html'}" if (folder / "report.html").exists() else ""
+    console.print(f"Run folder: {folder}{page}\n\nNext:", highlight=False, soft_wrap=True, markup=False)
     for line in summary["advice"]:
         console.print(f"  {line}", highlight=False, soft_wrap=True, markup=False)
 

@@ -149,7 +149,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", "Only / and /data.json are served.\n")
 
     def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
-        body = text.encode("utf-8", "replace")
+        body = text.encode()
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))

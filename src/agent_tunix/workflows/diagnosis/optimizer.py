@@ -163,10 +163,11 @@ def long_warmup(run: RunRecords) -> Finding | None:
 def spent_rate(run: RunRecords) -> Finding | None:
     """The rate had decayed to almost nothing before half of the run was over."""
     rates = run.values("lr")
-    used = sum(rate > SPENT * max(rates) for rate in rates)
+    peak = max(rates, default=0.0)
+    used = sum(rate > SPENT * peak for rate in rates)
     if len(rates) < SHORT or used >= len(rates) / 2:
         return None
-    evidence = f"the rate was above {SPENT:.0%} of its peak {max(rates):.2g} on {used} of {len(rates)} steps only"
+    evidence = f"the rate was above {SPENT:.0%} of its peak {peak:.2g} on {used} of {len(rates)} steps only"
     remedy = rerun(run, {"scheduler.total_steps": None, "scheduler.warmup_steps": None})
     return Finding("rate spent early", unless(learnt(run)), evidence, remedy)
 

@@ -1,13 +1,12 @@
 // Draws one chart as SVG: axes, lines, intervals, a legend whose entries switch lines, and a cursor that tells exact values.
 // All text is put in as text; nothing that comes with the data is ever read as HTML.
 
-const HEIGHT = 230, LEFT = 58, RIGHT = 14, TOP = 12, BOTTOM = 36;
-const FEW = 60; // points up to which each may have a dot and its interval
-const DECADES = 1e6; // a logarithmic axis goes no further down: what is smaller lies at its foot
+const HEIGHT = 230, LEFT = 58, RIGHT = 20, TOP = 12, BOTTOM = 36;
+const FEW = 60; // points of a line up to which each may have a dot and its interval; all lines together, three times as many
 const ROWS = 14; // lines of a tooltip
 
 // What the reader has chosen; it outlives every redraw.
-const state = { hidden: new Set(), logarithmic: new Map(), open: new Map(), sort: new Map(), chosen: new Map() };
+const state = { hidden: new Set(), logarithmic: new Map(), smooth: new Map(), open: new Map(), sort: new Map(), chosen: new Map() };
 const charts = new Map();
 
 function make(name, attributes = {}, ...children) {
@@ -48,56 +47,6 @@ function legendEntry(series, scope, after) {
   }, swatch);
 }
 
-const shorter = (text) => text.replace(/\.?0+($|e)/, "$1").replace(/e\+?(-?)0*/, "e$1");
-const percentage = (value) => `${(100 * value).toFixed(1)} %`;
-
-function number(value, digits = 6) {
-  if (value === 0) return "0";
-  const size = Math.abs(value);
-  if (size < 1e-3 || size >= 1e6) return shorter(value.toExponential(digits - 1));
-  const text = value.toPrecision(digits);
-  return text.includes(".") ? shorter(text) : String(Math.round(value));
-}
-
-function extent(values) {
-  let [low, high] = [Infinity, -Infinity];
-  for (const value of values) [low, high] = [Math.min(low, value), Math.max(high, value)];
-  return [low, high];
-}
-
-const nearest = (values, distance) => values.reduce((a, b) => (distance(b) < distance(a) ? b : a));
-
-function linearScale(low, high, from, to, wanted) {
-  const rough = (high - low) / wanted, power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 2.5, 5, 10].find((factor) => factor * power >= rough * 0.999);
-  const ticks = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) ticks.push(i * step);
-  return { at: (value) => from + ((value - low) / (high - low)) * (to - from), ticks };
-}
-
-function logScale(low, high, from, to) {
-  const a = Math.log10(low), b = Math.log10(high), ticks = [], sparse = Math.ceil((b - a) / 6);
-  const factors = b - a < 1.5 ? [1, 2, 5] : [1];
-  for (let power = Math.floor(a); power <= b; power++)
-    for (const factor of factors) {
-      const tick = Number(`${factor}e${power}`);
-      if (tick >= low && tick <= high && power % sparse === 0) ticks.push(tick);
-    }
-  return { at: (value) => from + ((Math.log10(Math.max(value, low)) - a) / (b - a)) * (to - from), ticks };
-}
-
-function scaleOf(values, logarithmic, from, to, wanted, around) {
-  let [low, high] = extent(logarithmic ? values.filter((value) => value > 0) : values);
-  if (low > high) [low, high] = logarithmic ? [0.1, 1] : [0, 1];
-  if (logarithmic) {
-    low = Math.max(low, high / DECADES);
-    const room = Math.max(1.1, (high / low) ** 0.06);
-    return logScale(low / room, high * room, from, to);
-  }
-  const room = high > low ? (high - low) * around : Math.abs(high) * 0.1 || 1;
-  return linearScale(low - room, high + room, from, to, wanted);
-}
-
 // A chart that can be given newer data: its node stays, so that focus, scroll and cursor do.
 class ChartView {
   constructor(chart, key, scope) {
@@ -124,7 +73,16 @@ class ChartView {
   value(y) { return this.chart.percent ? percentage(y) : number(y); }
   place(x) { return this.chart.categories.length ? this.chart.categories[x] ?? "" : `${this.chart.x_label} ${number(x)}`; }
   shown() { return this.chart.series.filter((series) => !state.hidden.has(`${this.scope} ${series.id}`)); }
+  // A long line that scatters is drawn by its trend; alone or in a pair, with what it scatters to behind it.
+  smooth() { return state.smooth.get(this.key) ?? true; }
+  trendOf(series) { return this.smooth() ? series.trend : []; }
+  hidesPoints(series) { return this.trendOf(series).length > 0 && this.shown().length > 2; }
   usable(p) { return (!this.log("y") || p[1] > 0) && (!this.log("x") || p[0] > 0); }
+
+  set(choices, name, on) {
+    choices.set(name, on);
+    this.paint();
+  }
 
   // Heading, switches, legend, and the chart in words.
   furnish() {
@@ -132,10 +90,11 @@ class ChartView {
     this.heading.textContent = chart.title;
     this.note.textContent = chart.note;
     const axes = [["y", chart.log_y_switch], ["x", chart.log_x_switch]].filter(([, offered]) => offered);
-    fill(this.switches, axes.map(([axis]) => toggle(`log ${axis}`, this.log(axis), `${key} log ${axis}`, (on) => {
-      state.logarithmic.set(`${key} ${axis}`, on);
-      this.paint();
-    })));
+    const buttons = axes.map(([axis]) => toggle(`log ${axis}`, this.log(axis), `${key} log ${axis}`,
+      (on) => this.set(state.logarithmic, `${key} ${axis}`, on)));
+    const scattered = chart.series.some((series) => series.trend.length);
+    if (scattered) buttons.unshift(toggle("smooth", this.smooth(), `${key} smooth`, (on) => this.set(state.smooth, key, on)));
+    fill(this.switches, buttons);
     const own = this.sharedLegend || chart.series.length < 2 ? [] : chart.series;
     fill(this.legend, own.map((series) => legendEntry(series, this.scope, () => this.paint())));
     const ends = chart.series.slice(0, ROWS).filter((series) => series.points.length).map((series) => {
@@ -146,8 +105,9 @@ class ChartView {
   }
 
   layout(width) {
-    const { chart } = this, series = this.shown(), points = series.flatMap((one) => one.points);
-    const xs = [...points.map((p) => p[0]), ...chart.crosses.map((cross) => cross.at)];
+    const { chart } = this, series = this.shown();
+    const points = series.flatMap((one) => (this.hidesPoints(one) ? one.trend : one.points));
+    const xs = [...series.flatMap((one) => one.points.map((p) => p[0])), ...chart.crosses.map((cross) => cross.at)];
     const ys = [...points.flatMap((p) => p.slice(1)), ...chart.levels.map((level) => level.at)];
     const [low, high] = extent(ys), few = Math.max(3, Math.floor(width / 70));
     const single = chart.series.some((one) => one.notes.length);
@@ -160,7 +120,8 @@ class ChartView {
     if (chart.categories.length) x.ticks = chart.categories.map((_, i) => i);
     else if (single && exact.length <= few) x.ticks = exact;
     else if (chart.x_label === "update") x.ticks = x.ticks.filter((tick) => Number.isInteger(tick));
-    return { x, y, series, exact, width };
+    const crowded = series.reduce((sum, one) => sum + one.points.length, 0) > 3 * FEW;
+    return { x, y, series, exact, width, crowded };
   }
 
   paint() {
@@ -205,12 +166,16 @@ class ChartView {
   }
 
   line(series) {
-    const { x, y } = this.drawn, points = series.points.map((p, i) => [p, series.colours[i] ?? series.colour]);
-    const drawable = points.filter(([p]) => this.usable(p));
-    const steps = drawable.map(([p], i) => `${i ? "L" : "M"}${x.at(p[0]).toFixed(1)} ${y.at(p[1]).toFixed(1)}`);
+    const { x, y, crowded } = this.drawn, points = series.points.map((p, i) => [p, series.colours[i] ?? series.colour]);
+    const drawable = points.filter(([p]) => this.usable(p)), trend = this.trendOf(series).filter((p) => this.usable(p));
     const group = make("g", { class: series.notes.length ? "series single" : "series", "data-series": series.id });
-    group.append(make("path", { class: series.dash ? "line dashed" : "line", colour: series.colour, d: steps.join("") }));
-    if (series.points.length > FEW) return group;
+    const draw = (some, kind) => {
+      const d = some.map((p, i) => `${i ? "L" : "M"}${x.at(p[0]).toFixed(1)} ${y.at(p[1]).toFixed(1)}`).join("");
+      group.append(make("path", { class: series.dash ? `${kind} dashed` : kind, colour: series.colour, d }));
+    };
+    if (!this.hidesPoints(series)) draw(drawable.map(([p]) => p), trend.length ? "line behind" : "line");
+    if (trend.length) draw(trend, "line");
+    if (series.points.length > FEW || (crowded && !series.notes.length)) return group;
     for (const [p, colour] of drawable) {
       const at = x.at(p[0]);
       if (p.length > 2) {
@@ -244,7 +209,7 @@ class ChartView {
     const { x, y, series, width } = this.drawn;
     this.cursor = at;
     const rows = series.flatMap((one) => this.pointsAt(one, at)).sort((a, b) => b.p[1] - a.p[1]);
-    const dots = rows.filter(({ p }) => this.usable(p)).map(({ p, colour }) =>
+    const dots = rows.filter(({ one, p }) => this.usable(p) && !this.hidesPoints(one)).map(({ p, colour }) =>
       make("circle", { class: "dot", colour, cx: x.at(p[0]), cy: y.at(p[1]), r: 4.5 }));
     this.svg.querySelector(".cursor")?.remove();
     this.svg.append(make("g", { class: "cursor" }, make("line", { x1: x.at(at), x2: x.at(at), y1: TOP, y2: HEIGHT - BOTTOM }), ...dots));

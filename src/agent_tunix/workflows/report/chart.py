@@ -6,12 +6,15 @@ The page draws from these records; nothing here knows of HTML.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 
 Point = Sequence[float]  # x, y; and where the noise of y is known, the lower and the upper end of its 95 % interval
 MOST_POINTS = 1000  # in one series: more than a screen is wide
 PAGE_POINTS = 50_000  # in all series of a page, about 1 MB of text
+LONG, STRETCHES = 200, 80  # points from which a noisy line is hard to read, and of how many its trend is made
 
 # Colour-blind safe, as pairs for light and dark pages. Values on a scale go from dark to bright, names get hues.
 HUES = (
@@ -42,6 +45,7 @@ class Series:
     hollow: Sequence[float] = ()  # x of points that are not final
     notes: Sequence[str] = ()  # one for each point, for its tooltip
     colours: Sequence[Colour] = ()  # one for each point, where points are candidates
+    trend: Sequence[Point] = ()  # means of stretches, for a long line that scatters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Chart:
     series: Sequence[Series]
     x_label: str = "update"
     percent: bool = False
+    noisy: bool = False  # scatters from batch to batch, so that a long line gets its trend
     log_x: bool = False  # drawn so at first; there is a switch
     log_x_switch: bool = False
     log_y: bool = False
@@ -116,12 +121,19 @@ def share_of_page(number_of_series: int) -> int:
     return max(8, min(MOST_POINTS, PAGE_POINTS // max(1, number_of_series)))
 
 
+def trend_of(points: Sequence[Point], stretches: int) -> list[Point]:
+    """The mean of each stretch, at its middle."""
+    cuts = [s * len(points) // stretches for s in range(stretches + 1)]
+    parts = [points[a:b] for a, b in itertools.pairwise(cuts)]
+    return [(statistics.fmean(p[0] for p in part), statistics.fmean(p[1] for p in part)) for part in parts]
+
+
 def thinned(charts: Iterable[Chart], most: int) -> list[Chart]:
-    """Charts with thinner lines. What has a note for every point is left: there is one point a candidate."""
-    return [
-        dataclasses.replace(
-            chart,
-            series=[s if s.notes else dataclasses.replace(s, points=thin(s.points, most)) for s in chart.series],
-        )
-        for chart in charts
-    ]
+    """Charts with thinner lines, and with trends. What has a note for every point is left: it has one point a candidate."""
+
+    def thinner(series: Series, noisy: bool) -> Series:
+        long = noisy and len(series.points) >= LONG
+        trend = trend_of(series.points, min(STRETCHES, most // 4)) if long else ()
+        return series if series.notes else dataclasses.replace(series, points=thin(series.points, most), trend=trend)
+
+    return [dataclasses.replace(chart, series=[thinner(series, chart.noisy) for series in chart.series]) for chart in charts]

@@ -21,7 +21,7 @@ from agent_tunix.workflows.diagnosis.records import RunRecords, finite, read_obj
 from agent_tunix.workflows.diagnosis.remedies import value_text
 from agent_tunix.workflows.report.candidates import Candidate, accuracy_over_values, heat_table, read_candidates, table
 from agent_tunix.workflows.report.curves import Line, overlaid_charts, run_charts
-from agent_tunix.workflows.report.finder import finder_sections
+from agent_tunix.workflows.report.finder import finder_sections, finder_verdict
 from agent_tunix.workflows.report.plain import bounded, plain
 from agent_tunix.workflows.report.samples import columns
 from agent_tunix.workflows.report.settings import settings
@@ -56,12 +56,13 @@ def _run(folder: Path) -> Record:
     run = doctor.read(folder)
     report = examine(run)
     section = {"id": "run", "title": "", "charts": run_charts(run), "samples": _samples([("", folder)])}
+    suggestion = finder_verdict(folder)
+    findings = [_finding(finding) for finding in report.findings]
+    judged = {} if suggestion else {"findings": findings, "judged_by": report.judged_by, "vitals": report.vitals}
     return {
-        "verdict": run_verdict(run, report),
+        "verdict": suggestion or run_verdict(run, report),
         "tiles": _tiles(run),
-        "findings": [_finding(finding) for finding in report.findings],
-        "judged_by": report.judged_by,
-        "vitals": report.vitals,
+        **judged,
         "next": _commands(run.summary.get("advice")),
         "sections": [*finder_sections(folder), section],
         "settings": settings([run]),
@@ -124,7 +125,7 @@ def _tune(folder: Path) -> Record:
     status, best = str(tune.get("status", "unfinished")), tune.get("best")
     ended = status == "completed"
     said = tune.get("verdict") or "No verdict yet: the stages below are as far as it has come."
-    tiles = [("status", status, ""), ("budget", _shown(tune.get("budget")), ""), ("stages", str(len(sections)), "")]
+    tiles = [("status", status, ""), ("budget", str(tune.get("budget", "-")), ""), ("stages", str(len(sections)), "")]
     return {
         "verdict": Verdict("good" if ended else "going", "Tuned" if ended else f"Tuning: {status}", str(said)),
         "tiles": [*tiles, *((key, _shown(value), "") for key, value in _items(best))],
@@ -136,19 +137,25 @@ def _tune(folder: Path) -> Record:
 
 
 def _stage(folder: Path, stage: Record) -> tuple[Record, list[RunRecords]]:
-    """One stage of a tune: what it concluded, and the charts of its sweep."""
+    """One stage of a tune: what it concluded, and the charts of its sweep, or of its single run and the finder in it."""
     name = str(stage.get("folder") or stage.get("name") or "")
-    inside = (folder / name).resolve()
+    # Looked up among what is there: a name from a file may be any text, also one that leads elsewhere.
+    inside = next((path for path in folder.iterdir() if path.name == name and path.is_dir()), None)
     said = {
         "id": name,
         "title": str(stage.get("title") or stage.get("name") or "Stage"),
         "text": str(stage.get("conclusion") or "No conclusion yet."),
         "chosen": f"{stage.get('key')} = {_shown(stage['chosen'])}" if stage.get("chosen") is not None else "",
     }
-    if not inside.is_relative_to(folder.resolve()) or kind_of(inside) != "sweep" or inside == folder.resolve():
+    kind = kind_of(inside) if inside else None
+    if inside is None or kind is None:
         return {"charts": []} | said, []
-    section, _, candidates, _ = _sweep_section(inside, folder.resolve())
-    return section | said, [one.run for one in candidates if one.run is not None]
+    if kind == "sweep":
+        section, _, candidates, _ = _sweep_section(inside, folder)
+        return section | said, [one.run for one in candidates if one.run is not None]
+    runs = [doctor.read(inside)] if kind == "run" else []
+    finder = [chart for section in finder_sections(inside) for chart in section["charts"]]
+    return {"charts": finder + [chart for run in runs for chart in run_charts(run)]} | said, runs
 
 
 def _best_yaml(folder: Path, best: Any) -> str:

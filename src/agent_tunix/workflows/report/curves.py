@@ -103,7 +103,7 @@ def _loss_or_rewards(run: RunRecords) -> Chart:
     note = (
         "Mean over a batch of each function, and their weighted sum, which training raises. Dashed: watched, not trained on."
     )
-    return Chart("reward", "Reward by function", note, series, crosses=_crosses(run, REWARD))
+    return Chart("reward", "Reward by function", note, series, crosses=_crosses(run, REWARD), noisy=True)
 
 
 def _chart(measure: Measure, series: Sequence[Series], runs: Sequence[RunRecords], crosses: Sequence[Mark]) -> Chart:
@@ -115,7 +115,16 @@ def _chart(measure: Measure, series: Sequence[Series], runs: Sequence[RunRecords
             [Mark(limit, f"max_grad_norm {limit:g}")],
             f"{note} What is above the dashed line is scaled down to it.",
         )
-    return Chart(measure.key, measure.title, note, series, levels=levels, crosses=crosses, log_y_switch=measure.log)
+    return Chart(
+        measure.key,
+        measure.title,
+        note,
+        series,
+        levels=levels,
+        crosses=crosses,
+        log_y_switch=measure.log,
+        noisy=measure.key != "lr",
+    )
 
 
 def _shows(chart: Chart) -> bool:

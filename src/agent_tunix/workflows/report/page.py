@@ -11,20 +11,19 @@ import base64
 import hashlib
 import html
 import json
-import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from agent_tunix.engine.metrics import Record
+from agent_tunix.engine.metrics import Record, replace_text
 from agent_tunix.errors import UserError
 from agent_tunix.workflows.report.contents import contents
 
 USAGE = "usage: agent-tunix report <run, sweep or tune folder>"
 HERE = Path(__file__).parent
-PROGRAM = ("chart.js", "page.js")
+PROGRAM = ("scale.js", "chart.js", "page.js")
 
 
 def main(arguments: Sequence[str], console: Console) -> None:
@@ -42,10 +41,8 @@ def main(arguments: Sequence[str], console: Console) -> None:
 
 def write_report(folder: Path) -> Path:
     """Writes report.html in one stroke, so that nobody opens half a page."""
-    page = render(folder)
-    temporary, path = folder / f"report.html.{os.getpid()}.tmp", folder / "report.html"
-    temporary.write_bytes(page.encode("utf-8", "replace"))
-    os.replace(temporary, path)
+    path = folder / "report.html"
+    replace_text(path, render(folder))
     return path
 
 
@@ -69,13 +66,18 @@ def page_of(record: Record, live: bool) -> str:
     parts = {
         "policy": f"default-src 'none'; connect-src {source}; script-src 'sha256-{digest}'; "
         "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'",
-        "title": html.escape(f"{record['name']}: {verdict['lead']}"),
-        "verdict": html.escape(f"{verdict['lead']}: {verdict['text']}"),
+        "title": _escaped(f"{record['name']}: {verdict['lead']}"),
+        "verdict": _escaped(f"{verdict['lead']}: {verdict['text']}"),
         "style": (HERE / "page.css").read_text(encoding="utf-8"),
         "data": data_of(record | {"live": live}).replace("<", "\\u003c"),
         "program": program,
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], (HERE / "page.html").read_text(encoding="utf-8"))
+
+
+def _escaped(text: str) -> str:
+    """As HTML; a folder's name may hold bytes that are no text, which have no encoding."""
+    return html.escape(text.encode("utf-8", "replace").decode())
 
 
 def data_of(record: Record) -> str:

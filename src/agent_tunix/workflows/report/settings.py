@@ -27,7 +27,7 @@ def settings(runs: Sequence[RunRecords]) -> list[Setting]:
     for key in dict.fromkeys(key for table in tables for key in table):
         values = list(dict.fromkeys(value_text(table[key]) if key in table else "not set" for table in tables))
         default = value_text(shipped[key]) if key in shipped else "not set"
-        differs = bool(shipped) and values != [default]
+        differs = bool(shipped) and values not in ([default], ["null"] if key not in shipped else [])
         rows.append(Setting(key, ", ".join(values), default if differs else None, len(values) > 1))
     return rows
 

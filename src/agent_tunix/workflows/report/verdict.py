@@ -13,6 +13,7 @@ SURE = 2.0  # standard errors at which a change is told from noise, as in the do
 NAMED = 4  # candidates in one sentence
 LEADS = {"healthy": "Healthy", "undecided": "Undecided", "too short": "Too short to judge"}
 MOODS = {"healthy": "good", "ill": "bad"}
+CUT_SHORT = {"unfinished": "going", "interrupted": "unsure", "failed": "bad"}  # what is healthy so far may not stay so
 ENDINGS = {
     "unfinished": "The run has not ended: it is still at work, or was killed.",
     "interrupted": "It was interrupted before its planned end, and can be resumed.",
@@ -51,8 +52,8 @@ def run_verdict(run: RunRecords, report: Report) -> Verdict:
     ills = [finding.illness for finding in report.findings if finding.severity != Severity.MILD]
     lead = f"Ill ({', '.join(ills)})" if ills else LEADS[report.verdict]
     mood = MOODS.get(report.verdict, "unsure")
-    if status == "unfinished" and not ills:
-        lead, mood = f"Unfinished, {lead[0].lower()}{lead[1:]} so far", "going"
+    if status in CUT_SHORT and not ills:
+        lead, mood = f"{status.capitalize()}, {lead[0].lower()}{lead[1:]} so far", CUT_SHORT[status]
     return Verdict(mood, lead, " ".join(filter(None, [f"{_progress(run)}.", ENDINGS.get(status)])))
 
 
@@ -94,7 +95,9 @@ def sweep_verdict(all_: Sequence[Standing], best: Standing | None, tied: Sequenc
     going = f" Not ended yet: {waiting} of {len(all_)} candidates." if waiting else ""
     mood = "going" if waiting else "unsure"
     if best is None or best.end is None:
-        return Verdict(mood if waiting else "bad", "No best candidate", f"none of {len(all_)} has a final accuracy.{going}")
+        if waiting:
+            return Verdict("going", "Under way", f"no candidate has been evaluated yet.{going}")
+        return Verdict("bad", "No best candidate", f"none of {len(all_)} has a final accuracy.")
     accuracy = f"held-out accuracy {'stands' if waiting else 'ends'} at {with_interval(best.end)}, on {best.end.n} problems"
     others = f" Noise does not tell it from {listed([one.label for one in tied])}." if tied else ""
     if not tied and len(all_) > 1:

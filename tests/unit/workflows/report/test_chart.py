@@ -20,6 +20,7 @@ from agent_tunix.workflows.report.chart import (
     share_of_page,
     thin,
     thinned,
+    trend_of,
 )
 
 LIGHT, DARK = "#f6f7f9", "#1d2127"  # what the charts of page.css are drawn on
@@ -49,6 +50,23 @@ def test_points_with_notes_are_candidates_and_all_kept():
     noted, line = thinned([chart], 10)[0].series
     assert len(noted.points) == 50
     assert len(line.points) <= 10
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=10, max_size=60), st.integers(1, 10))
+def test_a_trend_keeps_the_mean_and_stays_within_its_line(values, stretches):
+    trend = trend_of(list(enumerate(values)), stretches)
+    assert len(trend) == stretches
+    assert all(min(values) - 1e-9 <= y <= max(values) + 1e-9 for _, y in trend)
+    assert [x for x, _ in trend] == sorted(x for x, _ in trend)
+    if len(values) % stretches == 0:
+        assert sum(y for _, y in trend) / stretches == pytest.approx(sum(values) / len(values), abs=1e-6)
+
+
+@pytest.mark.parametrize(("noisy", "number", "has_trend"), [(True, 500, True), (True, 50, False), (False, 500, False)])
+def test_only_long_lines_that_scatter_get_a_trend(noisy, number, has_trend):
+    points = [(float(i), i % 7 / 7) for i in range(number)]
+    (series,) = thinned([Chart("a", "A", "", [Series("s", "s", points, hue(0))], noisy=noisy)], 100)[0].series
+    assert bool(series.trend) == has_trend
 
 
 def test_values_lie_by_their_logarithm_where_all_are_positive():

@@ -68,6 +68,11 @@ def test_nothing_is_named_that_a_browser_would_fetch(elements):
     assert "innerHTML" not in program
 
 
+def test_a_folder_whose_name_is_no_text_has_a_page_too(write_run, tmp_path):
+    folder = write_run(tmp_path / "run").rename(tmp_path / "r\udcff")
+    assert json.loads(Elements(write_report(folder).read_text()).scripts[0])["name"] == "r\udcff"
+
+
 def test_without_its_program_the_verdict_can_still_be_read(write_run, tmp_path):
     text = render(write_run(tmp_path / "run"))
     assert re.search(r"<noscript><p>Healthy: held-out accuracy rose", text)

@@ -46,10 +46,18 @@ def test_what_may_be_noise_is_called_so(write_run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("status", "ending"), [(None, "still at work"), ("interrupted", "resumed"), ("failed", "error"), ("diverged", "guard")]
+    ("status", "mood", "lead", "ending"),
+    [
+        (None, "going", "Unfinished, healthy so far", "still at work"),
+        ("interrupted", "unsure", "Interrupted, healthy so far", "resumed"),
+        ("failed", "bad", "Failed, healthy so far", "error"),
+        ("diverged", "bad", "Ill (diverging)", "guard"),
+    ],
 )
-def test_how_it_ended_is_said(write_run, tmp_path, status, ending):
-    assert ending in verdict(write_run(tmp_path / "run", status=status)).text
+def test_how_it_ended_is_said(write_run, tmp_path, status, mood, lead, ending):
+    said = verdict(write_run(tmp_path / "run", status=status))
+    assert (said.mood, said.lead) == (mood, lead)
+    assert ending in said.text
 
 
 def test_a_run_that_went_on_after_its_summary_has_not_ended(write_run, tmp_path):
@@ -89,6 +97,7 @@ def test_a_sweep_that_is_not_over_or_has_no_best():
     assert "Not ended yet: 1 of 2" in said.text
     assert "Every other" not in said.text
     assert sweep_verdict([standing("c", None, "diverged")], None, []).mood == "bad"
+    assert sweep_verdict([waiting], None, []).lead == "Under way"
     assert "no gain beyond noise" in sweep_verdict([flat := standing("d", 0.41)], flat, []).text
 
 
