@@ -72,6 +72,9 @@ def arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, help="default: see SHAPES" if name != "micro-batch" else "in prompts")
     parser.add_argument("--steps", type=int, default=5, help="steps to take the median of, after two to warm up")
     parser.add_argument("--timeout", type=int, default=900, help="seconds that a contestant may take")
+    parser.add_argument(
+        "--logs", type=Path, help="an empty folder for what the contestants print; default: it is thrown away"
+    )
     parser.add_argument("--no-warm-cache", action="store_true", help="leave out our second run, with programs cached")
     return parser.parse_args()
 
@@ -100,9 +103,10 @@ def prepare(race: Race) -> None:
 class Contestant:
     """A process that makes a step when it is told to."""
 
-    def __init__(self, name: str, label: str, race: Race, timeout: float):
-        self.label, self._left = label, timeout
-        self._results, self._log = (Path(race.folder) / f"{label}.{ending}" for ending in ("jsonl", "log"))
+    def __init__(self, name: str, label: str, race: Race, given: argparse.Namespace):
+        self.label, self._left = label, given.timeout
+        self._results, self._log = ((given.logs or Path(race.folder)) / f"{label}.{ending}" for ending in ("jsonl", "log"))
+        self._results.unlink(missing_ok=True)
         self._race = dataclasses.replace(race, results=str(self._results))
         script, setting = CONTESTANTS[name]
         # -P keeps the folder of the script off the search path: `import trl` there must not find trl.py
@@ -148,20 +152,19 @@ class Contestant:
         return judge(self.label, self._race, self._started, self.steps(), "ran out of time" if self.stopped else remark)
 
 
-def compete(names: list[str], race: Race, timeout: float, suffix: str = "") -> list[Result]:
+def compete(names: list[str], race: Race, given: argparse.Namespace, suffix: str = "") -> list[Result]:
     """Runs contestants beside each other, each making a step in turn once all are warm."""
-    runners = []
-    for name in names:
-        runners.append(Contestant(name, name + suffix, race, timeout))
-        runners[-1].advance(WARM_UP)
+    runners: list[Contestant] = []
     try:
+        for name in names:
+            runners.append(Contestant(name, name + suffix, race, given))
+            runners[-1].advance(WARM_UP)
         for count in range(WARM_UP + 1, race.steps + 1):
             for runner in runners:
                 runner.advance(count)
-    finally:
+    finally:  # an interruption must leave no process behind, and what was measured is said
         results = [runner.end() for runner in runners]
-    for result in results:
-        print(result, flush=True)
+        print(*results, sep="\n", flush=True)
     return results
 
 
@@ -244,12 +247,14 @@ def main() -> None:
         print(f"{machine}; Python {platform.python_version()}, {versions()}; commit {commit()}")
         print("python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]))
         print({k: v for k, v in dataclasses.asdict(race).items() if k not in ("folder", "results")}, flush=True)
+        if given.logs:
+            given.logs.mkdir(parents=True, exist_ok=True)
         prepare(race)
         groups = [names] if no_gpu else [[name] for name in names]
-        results = [result for group in groups for result in compete(group, race, given.timeout)]
+        results = [result for group in groups for result in compete(group, race, given)]
         if "ours" in names and not given.no_warm_cache:
             short = dataclasses.replace(race, steps=WARM_UP + 1)
-            results += compete(["ours"], short, given.timeout, ", programs cached")
+            results += compete(["ours"], short, given, " again")
         print("\n" + table(results))
 
 

@@ -81,7 +81,7 @@ def main() -> None:
     run = dataclasses.replace(run, sampling=never)
     state = init_state(setup.new_trainable(cfg, run.model), cfg.optimizer.optimizer_name)
     state = jax.device_put(state, setup.placement(cfg.model))
-    folder = Path(race.folder) / "ours"
+    folder = Path(race.folder) / "run"
     checkpoints = Checkpoints(folder / "checkpoints", 1)
     with Interruption() as interruption:
         desk = Desk(RunFolder(folder), checkpoints, watch, interruption, [], set())
