@@ -5,6 +5,7 @@ Its settings are those of the configuration files; the batch is one slice unless
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
@@ -81,10 +82,17 @@ def main() -> None:
     run = dataclasses.replace(run, sampling=never)
     state = init_state(setup.new_trainable(cfg, run.model), cfg.optimizer.optimizer_name)
     state = jax.device_put(state, setup.placement(cfg.model))
-    folder = Path(race.folder) / "run"
-    checkpoints = Checkpoints(folder / "checkpoints", 1)
-    with Interruption() as interruption:
-        desk = Desk(RunFolder(folder), checkpoints, watch, interruption, [], set())
+    path = Path(race.folder) / "run"
+    with Interruption() as interruption, contextlib.closing(RunFolder(path)) as folder:
+        desk = Desk(
+            folder=folder,
+            checkpoints=Checkpoints(path / "checkpoints", 1),
+            display=watch,
+            interruption=interruption,
+            pause=lambda step: False,
+            rollbacks=[],
+            warned=set(),
+        )
         alone(train_loop(run, state, Progress(), desk))
 
 
