@@ -1,26 +1,53 @@
 """Writes a checkpoint of random weights, for measuring speed and memory where the real ones are not at hand.
 
-PYTHONPATH=src python benchmarks/random_checkpoint.py 270m /tmp/random-270m <tokenizer.model>
+PYTHONPATH=src python benchmarks/random_checkpoint.py 270m /tmp/random-270m [<tokenizer.model>]
+
+Without a tokenizer it makes one up, in which every token but a few is a word of its own.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from memory import architecture
+from omegaconf import OmegaConf
+from race import BOS, EOS, NAMED, PAD, UNKNOWN
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
+from agent_tunix.config.load import config_folder
+from agent_tunix.config.schema import ModelSection
 from agent_tunix.models.weights import init_weights, save_weights
+from agent_tunix.workflows.setup import architecture
+
+
+def write_tokenizer(folder: Path, vocabulary: int) -> None:
+    words = {name: i for i, name in enumerate(NAMED)} | {f"w{i}": i for i in range(len(NAMED), vocabulary)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in NAMED if name.startswith("<")])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    special = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD, "unk_token": UNKNOWN}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "padding_side": "left", **special}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def main() -> None:
-    size, folder, tokenizer = sys.argv[1:]
-    arch = architecture(size)
-    save_weights(Path(folder), init_weights(jax.random.key(0), arch, jnp.bfloat16), arch, jnp.bfloat16)
-    shutil.copy(tokenizer, folder)
+    size, folder, *tokenizer = sys.argv[1:]
+    loaded = OmegaConf.to_container(OmegaConf.load(config_folder() / "model" / f"gemma3_{size}.yaml"))
+    loaded.pop("defaults", None)
+    section = ModelSection.model_validate(loaded)
+    arch, dtype = architecture(section), jnp.dtype(section.dtype)
+    save_weights(Path(folder), init_weights(jax.random.key(0), arch, dtype), arch, dtype)
+    if tokenizer:
+        shutil.copy(tokenizer[0], folder)
+    else:
+        write_tokenizer(Path(folder), arch.vocab_size)
 
 
 if __name__ == "__main__":

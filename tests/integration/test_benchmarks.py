@@ -1,0 +1,55 @@
+"""The benchmark against the peers runs on any machine, and says of a peer that cannot run why it cannot."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SHAPE = ("--prompts", "2", "--generations", "2", "--prompt-length", "12", "--completion-length", "4", "--rank", "2")
+
+
+@pytest.fixture
+def grpo_step(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("grpo_step")
+
+
+def test_our_step_is_measured_beside_a_peer_that_is_not_installed(tmp_path):
+    (tmp_path / "qwix.py").write_text("raise ModuleNotFoundError('no qwix here')\n")  # the peer needs it
+    command = [sys.executable, str(BENCHMARKS / "grpo_step.py"), "--model", "tiny", *SHAPE, "--steps", "2"]
+    command += ["--contestants", "ours,google-tunix", "--no-warm-cache"]
+    env = os.environ | {"PYTHONPATH": str(tmp_path), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if line.startswith("|")]
+    _, _, ours, peer = rows
+    assert ours[0] == "ours"
+    assert all(float(number.replace(",", "")) > 0 for number in ours[1:8])
+    assert ours[8:] == ["2", ""]
+    assert peer == ["google-tunix", *["-"] * 7, "0", "ModuleNotFoundError: no qwix here"]
+
+
+def test_a_lack_of_memory_is_said_as_such(grpo_step):
+    log = "step 1\njaxlib.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.\n----\nbye\n"
+    assert grpo_step.reason(log).startswith("out of memory: jaxlib.XlaRuntimeError: RESOURCE_EXHAUSTED")
+    assert grpo_step.reason("Traceback\nValueError: no such thing\n\n") == "ValueError: no such thing"
+
+
+def test_of_a_contestant_that_was_stopped_what_it_did_counts(grpo_step, tmp_path):
+    given = grpo_step.argparse.Namespace(model="tiny", steps=5, micro_batch=None, prompts=2, generations=3)
+    race = grpo_step.make_race(given, tmp_path)
+    tokens = 6 * race.completion_length
+    steps = [
+        {"end": 100.0 + i, "seconds": seconds, "cpu": 2 * seconds, "rollout": 0.25, "tokens": tokens, "peak_gb": 1.0 + i}
+        for i, seconds in enumerate((60.0, 9.0, 1.0, 2.0, 4.0))
+    ]
+    result = grpo_step.judge("peer", race, 40.0, steps, "ran out of time")
+    assert result == grpo_step.Result("peer", (2.0, 0.25, 1.75, tokens / 0.25, 4.0, 5.0, 60.0), 3, "ran out of time")
+    early = [step | {"tokens": tokens - 1} for step in steps]
+    assert "not comparable" in grpo_step.judge("peer", race, 40.0, early, "").remark
