@@ -21,6 +21,7 @@ from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.models import gemma3
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters, Trainable, policy
+from agent_tunix.models.mesh import cut, keep_in_place
 from agent_tunix.types import Batch, Prompts, TrainState, pytree
 
 
@@ -74,7 +75,7 @@ def _update(
     survival = _share_changed(state.trainable, trainable)
     lr = jnp.asarray(h.learning_rate)
     stats = UpdateStats(stats, lr, grad_norm, optax.tree.norm(change), survival, applied)
-    return TrainState(trainable, moments, state.step + 1), stats
+    return keep_in_place(TrainState(trainable, moments, state.step + 1), arch), stats
 
 
 STATIC = ("arch", "micro_batches", "optimizer")
@@ -149,6 +150,7 @@ def completion_logprobs(
     hidden_BCD, _ = gemma3.forward(weights, adapters, arch, tokens_BC, positions_BC, (prompt,))
     last_B1D = jnp.repeat(hidden_PSD[:, -1:], G, axis=0)
     before_BCD = jnp.concatenate([last_B1D, hidden_BCD[:, :-1]], axis=1)
+    before_BCD = cut(before_BCD)  # every device sees all rows, in its part of the vocabulary
     return token_logprobs(before_BCD, tokens_BC, partial(gemma3.unembed, weights), temperature)
 
 
@@ -166,7 +168,7 @@ def _loss(
 
 def _micro_batches(tree, count: int):
     """Cuts the leading axis of every array into `count` equal slices; groups stay whole, as sequences lie by prompt."""
-    return jax.tree.map(lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:]), tree)
+    return jax.tree.map(lambda x: cut(x.reshape(count, x.shape[0] // count, *x.shape[1:]), None, "fsdp"), tree)
 
 
 def _share_changed(old, new) -> jax.Array:
