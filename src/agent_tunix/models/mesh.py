@@ -132,15 +132,21 @@ def spec(names: tuple[str, ...], shape: tuple[int, ...], arch: Architecture, siz
 
 
 def fitting(cuts: tuple[Cut, ...], shape: tuple[int, ...], sizes: Mapping[str, int]) -> PartitionSpec:
-    """For every axis of the array as many of its axes of the mesh as divide it."""
+    """For every axis of the array as many of its axes of the mesh as divide it.
+
+    Written in the one way in which programs write down what they return, so that the next call finds what it knows.
+    """
 
     def dividing(wanted: Cut, length: int) -> Cut:
-        axes = _axes(wanted)
+        axes = tuple(axis for axis in _axes(wanted) if sizes[axis] > 1)
         while length % math.prod(sizes[axis] for axis in axes):
             axes = axes[:-1]
-        return axes or None
+        return axes if len(axes) > 1 else axes[0] if axes else None
 
-    return PartitionSpec(*map(dividing, cuts, shape))
+    found = list(map(dividing, cuts, shape))
+    while found and found[-1] is None:
+        found.pop()
+    return PartitionSpec(*found)
 
 
 def share(spec: PartitionSpec, sizes: Mapping[str, int]) -> float:

@@ -146,7 +146,8 @@ def _assemble(
     def stacked(field: str) -> jax.Array:
         shape = (arch.num_layers, *_layer_shape(arch, field))
         whole = NamedSharding(mesh, spec((field,), shape, arch, mesh.shape))
-        part = NamedSharding(mesh, PartitionSpec(*reversed(whole.spec[1:])))
+        cuts = (*whole.spec, *[None] * len(shape))[1 : len(shape)]
+        part = NamedSharding(mesh, PartitionSpec(*reversed(cuts)))
         stack = jnp.zeros(shape, dtype, device=whole)
         for layer in range(arch.num_layers):
             one = jax.device_put(tensor(tensor_name(field, layer), shape[:0:-1]), part)
