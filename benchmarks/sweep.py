@@ -4,7 +4,8 @@
     python benchmarks/sweep.py --jobs 8 --steps 20 model.weights=<folder> data.path=<folder> ...
 
 Each side starts with an empty cache of compiled programs: the first separate process compiles, the others find its
-programs; the sweep compiles its own. A step is its rollout, its rewards and its update, the median over the
+programs; the sweep compiles its own. Then the sweep runs again with its programs found, against separate processes that all
+find theirs (those after the first). A step is its rollout, its rewards and its update, the median over the
 second half of the run; of the sweep, that of its first job, which begins each step and waits for all.
 """
 
@@ -52,15 +53,16 @@ def main() -> None:
             train(apart, *common, f"optimizer.learning_rate={rate}", f"hydra.run.dir={apart / str(k)}")
             for k, rate in enumerate(rates)
         ]
-        together = train(
-            fused, *common, "--multirun", f"optimizer.learning_rate={','.join(rates)}", f"hydra.sweep.dir={fused}"
-        )
-        mode = json.loads((fused / "sweep.json").read_text())["mode"]
-        one, all_ = step_seconds(apart / str(given.jobs - 1)), step_seconds(fused / "0")
-        print(f"{given.jobs} separate processes  {sum(separate):8.1f} s  (first {separate[0]:.1f}, last {separate[-1]:.1f})")
-        print(f"one sweep, {mode:18}{together:8.1f} s  {sum(separate) / together:.2f} times faster")
-        print(f"a step of one run          {one:8.3f} s")
-        print(f"a step of the sweep        {all_:8.3f} s  {all_ / one:.2f} times that of one")
+        print("separate processes, s:", *(f"{seconds:.1f}" for seconds in separate), flush=True)
+        swept = ["--multirun", f"optimizer.learning_rate={','.join(rates)}"]
+        cold, warm = (train(fused, *common, *swept, f"hydra.sweep.dir={fused / name}") for name in ("cold", "warm"))
+        mode = json.loads((fused / "warm" / "sweep.json").read_text())["mode"]
+        one, all_ = step_seconds(apart / str(given.jobs - 1)), step_seconds(fused / "warm" / "0")
+        others = given.jobs * statistics.fmean(separate[1:])
+        print(f"{given.jobs} jobs, run {mode}        separate s  sweep s  times faster")
+        print(f"nothing compiled before     {sum(separate):10.1f}  {cold:7.1f}  {sum(separate) / cold:6.2f}")
+        print(f"all compiled before         {others:10.1f}  {warm:7.1f}  {others / warm:6.2f}")
+        print(f"a step of one {one:.3f} s, of the sweep {all_:.3f} s: {all_ / one:.2f} times that of one")
 
 
 if __name__ == "__main__":

@@ -12,29 +12,34 @@ from omegaconf import OmegaConf
 from agent_tunix.algorithm.schedules import SCHEDULES
 from agent_tunix.config.load import config_folder, keys, validate
 from agent_tunix.config.schema import Config
+from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 from agent_tunix.workflows.curve import as_svg
 from agent_tunix.workflows.plan import make_plan
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration" / "keys.md"
 CURVES = PAGE.parent / "schedules"
 UPDATES = 100
+VERBS = {"config": Config, "lr_find": LrFindConfig, "tune": TuneConfig}  # the configurations that are explained, by file
 HEAD = """# Every configuration key
 
 Generated from the schema by `make docs`. Defaults are those of `python run_training.py` with no overrides; a group's
-other choices are the files of its folder in `conf/`.
+other choices are the files of its folder in `conf/`. The sections `lr_find` and `tune` are
+those of `agent-tunix lr-find` and `agent-tunix tune`.
 """
 
 
 def render() -> str:
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        defaults = compose("config")
+        defaults = {file: compose(file) for file in VERBS}
     lines, section = [HEAD], None
-    for key, field in keys(Config).items():
+    explained = {key: (file, field) for file in reversed(VERBS) for key, field in keys(VERBS[file]).items()}
+    for key in dict.fromkeys(key for kind in VERBS.values() for key in keys(kind)):
+        file, field = explained[key]
         group = key.rpartition(".")[0]
         if group != section:
             section = group
             lines += [f"\n## {group or 'top level'}\n", "| key | default | meaning |", "|---|---|---|"]
-        lines.append(f"| `{key}` | {shown(OmegaConf.select(defaults, key))} | {field.description}{bounds(field)} |")
+        lines.append(f"| `{key}` | {shown(OmegaConf.select(defaults[file], key))} | {field.description}{bounds(field)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from agent_tunix.config.load import config_folder, did_you_mean, read_config, validate
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
+from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 from agent_tunix.errors import DivergenceError, UserError
 
 console = Console(highlight=False)
@@ -38,6 +39,16 @@ def plan() -> None:
     """Shows what a run would do: updates, learning rate, memory, warnings; see `agent-tunix plan --help`."""
     sys.argv.append("dry_run=true")
     train()
+
+
+def lr_find() -> None:
+    """Ramps the learning rate in one short run and suggests one; see `agent-tunix lr-find --help`."""
+    _hydra("lr_find", _lr_find)
+
+
+def tune() -> None:
+    """Finds learning rate, warm-up and weight decay within a budget; see `agent-tunix tune --help`."""
+    _hydra("tune", _tune)
 
 
 def evaluate() -> None:
@@ -73,8 +84,8 @@ def watch() -> None:
 
 def main() -> None:
     """`agent-tunix <verb> <overrides>`."""
-    verbs = {"train": train, "plan": plan, "evaluate": evaluate, "export": export, "doctor": doctor}
-    verbs |= {"report": report, "watch": watch}
+    verbs = {"train": train, "plan": plan, "lr-find": lr_find, "tune": tune, "evaluate": evaluate, "export": export}
+    verbs |= {"doctor": doctor, "report": report, "watch": watch}
     verb = sys.argv.pop(1) if len(sys.argv) > 1 else ""
     if verb not in verbs:
         usage = "\n".join(
@@ -166,6 +177,20 @@ def _resumed(folder: str) -> tuple[Config, Path]:
             )
         saved.merge_with(OmegaConf.from_dotlist([f"{key}={value}"]))
     return validate(saved, Config), path
+
+
+def _lr_find(composed: DictConfig) -> None:
+    from agent_tunix.workflows import lr_find as workflow
+
+    cfg, output = validate(composed, LrFindConfig), _relative(Path(HydraConfig.get().runtime.output_dir))
+    workflow.run(cfg, output, console, _given(HydraConfig.get().overrides.task))
+
+
+def _tune(composed: DictConfig) -> None:
+    from agent_tunix.workflows import tune as workflow
+
+    cfg, output = validate(composed, TuneConfig), _relative(Path(HydraConfig.get().runtime.output_dir))
+    workflow.run(cfg, output, console, _given(HydraConfig.get().overrides.task))
 
 
 def _evaluate(composed: DictConfig) -> None:

@@ -24,6 +24,7 @@ from agent_tunix.algorithm.schedules import SCHEDULES
 from agent_tunix.config import schema
 from agent_tunix.config.load import config_folder, keys, validate
 from agent_tunix.config.schema import ArchitectureSection, Config, EvaluateConfig, ExportConfig, InferenceSection
+from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 from agent_tunix.engine.update import init_state, update
 from agent_tunix.errors import UserError
 from agent_tunix.models import huggingface
@@ -200,11 +201,13 @@ def test_every_other_key_is_read_by_a_workflow(command, reads, tmp_path):
         ["train", *small, *rows, "data.answer_pattern='####\\s*(.+)'", "hydra.run.dir=second"],
         ["evaluate", "run=first", "evaluation.num_examples=8"],
         ["export", "run=first", "format=merged"],
+        ["lr-find", *small, "lr_find.num_steps=12"],
+        ["tune", *small, "tune.budget=60", "tune.rates=2", "tune.warmup_ratios=[]", "tune.weight_decays=[]", "tune.seeds=2"],
     ):
         outcome = command(*arguments)
         assert outcome.code == 0, outcome.err
     consumed_whole = (ArchitectureSection, InferenceSection)  # by model_dump; the tests below are theirs
-    ours = declared(EvaluateConfig) | declared(ExportConfig)
+    ours = declared(EvaluateConfig) | declared(ExportConfig) | declared(LrFindConfig) | declared(TuneConfig)
     assert {key for (kind, name), key in ours.items() if kind not in consumed_whole and (kind, name) not in reads} == set()
 
 

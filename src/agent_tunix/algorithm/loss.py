@@ -11,12 +11,15 @@ was sampled (demonstrations, with advantage 1) the surrogate is A log pi(o_t), a
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
+from agent_tunix.models.mesh import EVERYWHERE, cut
 from agent_tunix.types import pytree
 
-LOGITS_BUDGET = 2**25  # float32 logits alive at once while log-probabilities are taken: 128 MiB
+LOGITS_BUDGET = 2**27  # float32 logits alive at once while log-probabilities are taken: 512 MiB
 
 
 @pytree
@@ -87,23 +90,81 @@ def sequence_means(values_BC: jax.Array, mask_BC: jax.Array) -> jax.Array:
     return (values_BC * mask_BC).sum(axis=1) / jnp.maximum(mask_BC.sum(axis=1), 1)
 
 
-def token_logprobs(hidden_BCD, tokens_BC, unembed, temperature) -> tuple[jax.Array, jax.Array]:
+def token_logprobs(hidden_BCD, tokens_BC, embed_VD, temperature) -> tuple[jax.Array, jax.Array]:
     """Log-probability of each token and the entropy of its distribution, both at the temperature.
 
-    `unembed` turns hidden states into logits. The vocabulary is large, so logits are made for a few tokens at a time, and
-    made again in the backward pass instead of being kept.
+    The vocabulary is large, so logits z = E h / T are made for a few tokens at a time. The gradient of log p(o), which is
+    (E_o - sum_v p_v E_v) / T, has its sum taken while they are at hand: the backward pass makes no logits again, unless
+    the embedding E is trained too. Entropy is a measurement and carries no gradient.
     """
     B, C, D = hidden_BCD.shape
-
-    @jax.checkpoint
-    def one(args):
-        hidden_D, token = args
-        logprobs_V = jax.nn.log_softmax(unembed(hidden_D) / temperature)
-        frozen_V = jax.lax.stop_gradient(logprobs_V)
-        return logprobs_V[token], -(jnp.exp(frozen_V) * frozen_V).sum()
-
-    vocab_size = jax.eval_shape(unembed, hidden_BCD).shape[-1]
-    rows = max(1, LOGITS_BUDGET // vocab_size)
-    flat = hidden_BCD.reshape(B * C, D), tokens_BC.reshape(B * C)
-    logprobs, entropy = jax.lax.map(one, flat, batch_size=rows) if rows < B * C else jax.vmap(one)(flat)
+    rows = min(max(1, LOGITS_BUDGET // embed_VD.shape[0]), B * C)
+    logprobs, entropy = _scores(hidden_BCD.reshape(B * C, D), tokens_BC.reshape(B * C), embed_VD, temperature, rows)
     return logprobs.reshape(B, C), entropy.reshape(B, C)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _scores(hidden_ND, tokens_N, embed_VD, temperature, rows: int) -> tuple[jax.Array, jax.Array]:
+    def score(hidden_nD, tokens_n):
+        logprobs_nV = _log_softmax(hidden_nD, embed_VD, temperature)
+        return _chosen(logprobs_nV, tokens_n), -(jnp.exp(logprobs_nV) * logprobs_nV).sum(axis=-1)
+
+    return _by_chunks(score, rows, hidden_ND, tokens_N)
+
+
+def _scores_forward(hidden_ND, tokens_N, embed_VD, temperature, rows: int):
+    def score(hidden_nD, tokens_n):
+        logprobs_nV = _log_softmax(hidden_nD, embed_VD, temperature)
+        probs_nV = jnp.exp(logprobs_nV)
+        expected_nD = jnp.matmul(probs_nV.astype(embed_VD.dtype), embed_VD, preferred_element_type=jnp.float32)
+        return _chosen(logprobs_nV, tokens_n), -(probs_nV * logprobs_nV).sum(axis=-1), cut(expected_nD, "fsdp")
+
+    logprobs_N, entropy_N, expected_ND = _by_chunks(score, rows, hidden_ND, tokens_N)
+    return (logprobs_N, entropy_N), (hidden_ND, tokens_N, embed_VD, temperature, expected_ND)
+
+
+def _scores_backward(rows: int, saved, cotangents):
+    """Where the embedding is frozen its gradient is dead code, which the compiler drops."""
+    hidden_ND, tokens_N, embed_VD, temperature, expected_ND = saved
+    scale_N = cotangents[0] / temperature
+    hidden_gradient_ND = scale_N[:, None] * (embed_VD[tokens_N] - expected_ND)
+
+    def add(total_VD, part):
+        hidden_nD, tokens_n, scale_n = part
+        probs_nV = jnp.exp(_log_softmax(hidden_nD, embed_VD, temperature))
+        departure_nV = scale_n[:, None] * (jax.nn.one_hot(tokens_n, embed_VD.shape[0]) - probs_nV)
+        return total_VD + jnp.einsum("nv,nd->vd", departure_nV, hidden_nD.astype(jnp.float32)), None
+
+    zeros_VD = jnp.zeros(embed_VD.shape, jnp.float32)
+    embed_gradient_VD, _ = jax.lax.scan(add, zeros_VD, _chunks(rows, hidden_ND, tokens_N, scale_N))
+    return hidden_gradient_ND.astype(hidden_ND.dtype), None, embed_gradient_VD.astype(embed_VD.dtype), None
+
+
+_scores.defvjp(_scores_forward, _scores_backward)
+
+
+def _log_softmax(hidden_nD, embed_VD, temperature) -> jax.Array:
+    """On a mesh every device has the logits of all rows for its part of the vocabulary."""
+    logits_nV = jnp.einsum("nd,vd->nv", cut(hidden_nD), embed_VD, preferred_element_type=jnp.float32)
+    logits_nV = cut(logits_nV, None, EVERYWHERE)
+    return jax.nn.log_softmax(logits_nV / temperature, axis=-1)
+
+
+def _chosen(values_nV: jax.Array, tokens_n: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(values_nV, tokens_n[:, None], axis=-1)[:, 0]
+
+
+def _chunks(rows: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Leading axes cut into pieces of so many rows, the last filled up with zeros."""
+    count = -(-arrays[0].shape[0] // rows)
+    filled = [jnp.pad(x, [(0, count * rows - x.shape[0]), *[(0, 0)] * (x.ndim - 1)]) for x in arrays]
+    return tuple(cut(x.reshape(count, rows, *x.shape[1:]), None, "fsdp") for x in filled)
+
+
+def _by_chunks(function, rows: int, *arrays: jax.Array):
+    """A function of rows, applied to so many at a time."""
+    total = arrays[0].shape[0]
+    if rows == total:
+        return function(*arrays)
+    results = jax.lax.map(lambda part: function(*part), _chunks(rows, *arrays))
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:total], results)

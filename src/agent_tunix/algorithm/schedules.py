@@ -65,6 +65,11 @@ def cosine_restarts(peak: float, warmup_steps: int, total_steps: int, lr_min: fl
     return _decaying(peak, warmup_steps, total_steps, lr_min, share)
 
 
+def ramp(low: float, high: float, total_steps: int) -> Schedule:
+    """By equal factors from `low` to `high`, as the learning-rate finder climbs; a run of its own cannot choose it."""
+    return lambda t: low * (high / low) ** ((t - 1) / max(total_steps - 1, 1))
+
+
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "warmup_cosine": warmup_cosine,
     "constant": constant,

@@ -6,6 +6,8 @@ and full fine-tuning as the reference's section on interactions says. Hard nonse
 
 from __future__ import annotations
 
+import math
+
 from agent_tunix.config.schema import Config
 
 TYPICAL = {
@@ -41,6 +43,17 @@ def rate_range(cfg: Config, num_examples: int | None) -> tuple[float, float, lis
         high *= SMALL_DATA[1]
         reasons.append(f"{num_examples} examples ask for less")
     return min(low, high), high, reasons
+
+
+def middle_rate(cfg: Config) -> float:
+    """The middle of the rates that suit a run, as a value to begin a search from."""
+    low, high, _ = rate_range(cfg, None)
+    return half_decades(math.sqrt(low * high))
+
+
+def half_decades(rate: float, up: int = 0) -> float:
+    """The nearest of 1e-6, 3e-6, 1e-5, 3e-5 ... to a rate, and so many of them further up."""
+    return min(1.0, float(f"{10 ** ((round(2 * math.log10(rate)) + up) / 2):.0e}"))
 
 
 def warnings(cfg: Config, num_examples: int | None = None) -> list[str]:

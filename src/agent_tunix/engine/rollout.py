@@ -17,7 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from agent_tunix.models import gemma3, lora
+from agent_tunix.engine import compiler
+from agent_tunix.engine.top_k import top_k
+from agent_tunix.models import decoding, gemma3, lora
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters
 from agent_tunix.models.mesh import EVERYWHERE, by_rows, cut
@@ -47,7 +49,7 @@ class Draw:
     temperature: ArrayLike = 1.0
 
 
-@partial(jax.jit, static_argnames=("arch", "sampling"))
+@partial(jax.jit, static_argnames=("arch", "sampling"), compiler_options=compiler.OPTIONS)
 def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sampling: Sampling) -> tuple[Rollouts, ...]:
     """Draws `num_generations` completions of each prompt of each policy; all bring equally many prompts."""
     adapters = lora.stack([draw.adapters for draw in draws])
@@ -55,8 +57,7 @@ def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sam
     keys_K = jnp.stack([draw.key for draw in draws])
     G, C, K = sampling.num_generations, sampling.max_steps, len(draws)
     hidden_PSD, prompt = gemma3.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
-    first_B = jnp.repeat(prompts.positions_PS[:, -1] + 1, G)
-    B = first_B.shape[0]
+    B = G * len(prompts.tokens_PS)
     temperature_B1 = jnp.repeat(jnp.stack([jnp.asarray(draw.temperature, jnp.float32) for draw in draws]), B // K)[:, None]
 
     def draw(hidden_BD, step, done_B):
@@ -72,12 +73,10 @@ def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sam
         return (step < C) & ~done_B.all()
 
     def decode(carry):
-        step, last_B, done_B, written, rollouts = carry
-        positions_B1 = jnp.where(done_B, -1, first_B + step - 1)[:, None]
-        hidden_B1D, new = gemma3.forward(weights, adapters, arch, last_B[:, None], positions_B1, (prompt, written))
-        tokens_B, logprobs_B, ended_B = draw(hidden_B1D[:, 0], step, done_B)
-        written = gemma3.write_segment(written, new, step - 1)
-        return step + 1, tokens_B, ended_B, written, _record(rollouts, step, tokens_B, logprobs_B, ~done_B, ended_B)
+        step, last_B, done_B, cache, rollouts = carry
+        hidden_BD, cache = read(cache, last_B, step - 1, done_B)
+        tokens_B, logprobs_B, ended_B = draw(hidden_BD, step, done_B)
+        return step + 1, tokens_B, ended_B, cache, _record(rollouts, step, tokens_B, logprobs_B, ~done_B, ended_B)
 
     none_B = jnp.zeros(B, bool)
     tokens_B, logprobs_B, ended_B = draw(jnp.repeat(hidden_PSD[:, -1], G, axis=0), 0, none_B)
@@ -85,8 +84,8 @@ def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sam
         jnp.full((B, C), sampling.pad_id, jnp.int32), jnp.zeros((B, C), bool), jnp.zeros((B, C), jnp.float32), none_B
     )
     rollouts = _record(blank, 0, tokens_B, logprobs_B, ~none_B, ended_B)
-    written = gemma3.empty_segment(arch, B, C, weights.embed_VD.dtype)
-    *_, rollouts = jax.lax.while_loop(more, decode, (1, tokens_B, ended_B, written, rollouts))
+    cache, read = decoding.start(weights, adapters, arch, prompt, G, C)
+    *_, rollouts = jax.lax.while_loop(more, decode, (1, tokens_B, ended_B, cache, rollouts))
     return tuple(
         jax.tree.map(lambda rows, k=k: cut(rows[k * B // K : (k + 1) * B // K], "fsdp"), rollouts) for k in range(K)
     )
@@ -109,7 +108,7 @@ def draw_tokens(logits_BV: jax.Array, uniform_B1: jax.Array, sampling: Sampling)
     k = min(sampling.top_k or vocab_size, vocab_size)
     if k == vocab_size and sampling.top_p >= 1:
         return _invert_cdf(uniform_B1, jax.nn.softmax(logits_BV, axis=-1)).astype(jnp.int32)
-    top_Bk, ids_Bk = jax.lax.top_k(logits_BV, k)
+    top_Bk, ids_Bk = top_k(logits_BV, k)
     probs_Bk = jax.nn.softmax(top_Bk, axis=-1)
     before_Bk = jnp.cumsum(probs_Bk, axis=-1) - probs_Bk
     nucleus_Bk = jnp.where(before_Bk < sampling.top_p, probs_Bk, 0.0)

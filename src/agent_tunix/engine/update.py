@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 from agent_tunix.algorithm import optimizers
 from agent_tunix.algorithm.loss import LossInputs, LossStats, grpo_loss, token_logprobs
 from agent_tunix.algorithm.optimizers import Hyperparameters
+from agent_tunix.engine import compiler
 from agent_tunix.models import gemma3
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters, Trainable, policy
@@ -79,10 +80,10 @@ def _update(
 
 
 STATIC = ("arch", "micro_batches", "optimizer")
-update = jax.jit(_update, static_argnames=STATIC, donate_argnames="state")
+update = jax.jit(_update, static_argnames=STATIC, donate_argnames="state", compiler_options=compiler.OPTIONS)
 
 
-@partial(jax.jit, static_argnames=STATIC)
+@partial(jax.jit, static_argnames=STATIC, compiler_options=compiler.OPTIONS)
 def update_together(
     states: tuple[TrainState, ...],
     batches: tuple[Batch, ...],
@@ -99,7 +100,7 @@ def update_together(
     return _each(one, zip(states, batches, hs, max_kls, strict=True))
 
 
-@partial(jax.jit, static_argnames=("arch", "micro_batches"))
+@partial(jax.jit, static_argnames=("arch", "micro_batches"), compiler_options=compiler.OPTIONS)
 def reference_logprobs(
     batches: tuple[Batch, ...],
     weights: Weights,
@@ -150,8 +151,7 @@ def completion_logprobs(
     hidden_BCD, _ = gemma3.forward(weights, adapters, arch, tokens_BC, positions_BC, (prompt,))
     last_B1D = jnp.repeat(hidden_PSD[:, -1:], G, axis=0)
     before_BCD = jnp.concatenate([last_B1D, hidden_BCD[:, :-1]], axis=1)
-    before_BCD = cut(before_BCD)  # every device sees all rows, in its part of the vocabulary
-    return token_logprobs(before_BCD, tokens_BC, partial(gemma3.unembed, weights), temperature)
+    return token_logprobs(before_BCD, tokens_BC, weights.embed_VD, temperature)
 
 
 def _loss(

@@ -93,17 +93,16 @@ def forward(
     past: tuple[Segment, ...] = (),
 ) -> tuple[jax.Array, Segment]:
     """Reads tokens after `past`; returns the normalised hidden states and the segment these tokens make."""
-    x_BTD = weights.embed_VD[tokens_BT]
     # Of many tokens every device reads its rows and is sent the weights; of one, all rows, with the weights that it has.
     stream = ("fsdp", None, None) if tokens_BT.shape[1] > 1 else (None, None, "fsdp")
-    x_BTD = cut(x_BTD * jnp.asarray(math.sqrt(arch.embed_dim), x_BTD.dtype), *stream)
-    rotations = _rotations(arch, positions_BT)
+    x_BTD = cut(embed(weights, arch, tokens_BT), *stream)
+    of_layers = rotations(arch, positions_BT[..., None])
     past_positions = [segment.positions_BS for segment in past]
 
     @jax.checkpoint
     def layer(x_BTD, per_layer):
         w, lora, is_global, past_kv = per_layer
-        cos_sin = jax.tree.map(lambda near, far: jnp.where(is_global, far, near), *rotations)
+        cos_sin = jax.tree.map(lambda near, far: jnp.where(is_global, far, near), *of_layers)
         window = jnp.where(is_global, jnp.iinfo(jnp.int32).max, arch.sliding_window)
 
         h_BTD = rms_norm(x_BTD, w.input_norm, arch.norm_eps)
@@ -130,6 +129,11 @@ def forward(
     lora = adapters.by_module() if adapters is not None else {}
     x_BTD, (keys, values) = jax.lax.scan(layer, x_BTD, (weights.layers, lora, arch.is_global(), past_kv))
     return rms_norm(x_BTD, weights.final_norm_D, arch.norm_eps), Segment(keys, values, positions_BT)
+
+
+def embed(weights: Weights, arch: Architecture, tokens: jax.Array) -> jax.Array:
+    x = weights.embed_VD[tokens]
+    return x * jnp.asarray(math.sqrt(arch.embed_dim), x.dtype)
 
 
 def unembed(weights: Weights, hidden: jax.Array) -> jax.Array:
@@ -183,12 +187,12 @@ def _heads(x: jax.Array, heads: int) -> jax.Array:
     return cut(x.reshape(*x.shape[:-1], heads, -1), "fsdp", None, "tp")
 
 
-def _rotations(arch: Architecture, positions_BT: jax.Array) -> tuple[tuple[jax.Array, jax.Array], ...]:
-    """(cos, sin) of every angle of RoPE (Su et al., 2021), for local and for global layers."""
+def rotations(arch: Architecture, positions: jax.Array) -> tuple[tuple[jax.Array, jax.Array], ...]:
+    """(cos, sin) of every angle of RoPE (Su et al., 2021), for local and for global layers; angles are a last axis more."""
 
     def angles(base: float, factor: float) -> tuple[jax.Array, jax.Array]:
         exponent = jnp.arange(0, arch.head_dim, 2, dtype=jnp.float32) / arch.head_dim
-        angle = positions_BT[..., None, None] / (factor * base**exponent)
+        angle = positions[..., None] / (factor * base**exponent)
         return jnp.cos(angle), jnp.sin(angle)
 
     return angles(arch.rope_local_base, 1.0), angles(arch.rope_global_base, arch.rope_global_factor)

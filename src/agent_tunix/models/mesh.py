@@ -91,6 +91,11 @@ def make_in_place(make: Callable[..., Tree], arch: Architecture, mesh: Mesh, *gi
     return jax.jit(make, out_shardings=shardings(jax.eval_shape(make, *given), arch, mesh))(*given)
 
 
+def several_devices() -> bool:
+    """Whether the program being made is one for several devices."""
+    return jax.sharding.get_abstract_mesh().size > 1
+
+
 def keep_in_place(tree: Tree, arch: Architecture) -> Tree:
     """Inside of a program: makes what it returns lie where `place` would put it."""
 
@@ -98,19 +103,21 @@ def keep_in_place(tree: Tree, arch: Architecture) -> Tree:
         return jax.lax.with_sharding_constraint(array, spec(_names(path), array.shape, arch, mesh.shape))
 
     mesh = jax.sharding.get_abstract_mesh()
-    return tree if mesh.size <= 1 else jax.tree_util.tree_map_with_path(kept, tree)
+    return jax.tree_util.tree_map_with_path(kept, tree) if several_devices() else tree
 
 
 def cut(array: jax.Array, *cuts: Cut) -> jax.Array:
     """Inside of a program: an intermediate array with its leading axes cut so, and the others whole."""
     mesh = jax.sharding.get_abstract_mesh()
-    return array if mesh.size <= 1 else jax.lax.with_sharding_constraint(array, fitting(cuts, array.shape, mesh.shape))
+    if not several_devices():
+        return array
+    return jax.lax.with_sharding_constraint(array, fitting(cuts, array.shape, mesh.shape))
 
 
 def by_rows(function: Callable[..., Any], *arrays: jax.Array) -> Any:
     """Inside of a program: a function of rows that needs nothing of their neighbours, each row on one device and whole."""
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.size <= 1:
+    if not several_devices():
         return function(*arrays)
     rows = fitting((EVERYWHERE,), arrays[0].shape, mesh.shape)
     return jax.shard_map(function, in_specs=rows, out_specs=rows)(*arrays)

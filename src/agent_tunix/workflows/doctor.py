@@ -47,6 +47,10 @@ def main(arguments: Sequence[str], console: Console) -> None:
 
 
 def diagnose(folder: Path) -> Report | SweepReport:
+    if (folder / "lr_find.json").is_file():
+        raise UserError(
+            f"{folder} is a ramp of lr-find, which ends in collapse on purpose; see its lr_find.json or report.html."
+        )
     jobs = job_folders(folder)
     if jobs and not (folder / "config.yaml").is_file():
         return examine_sweep({job.name: read(job) for job in jobs})

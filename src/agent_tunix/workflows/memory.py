@@ -112,7 +112,7 @@ def estimate(s: Shapes) -> dict[str, float]:
         "adapters" if s.lora_rank else "masters": trainable,
         "optimizer": (STORED_COPIES - 1) * trainable,
         "KV cache": _cache(s, s.prompts, sequences),
-        "activations": _activations(s),
+        "activations": _kept(s) + _differentiation(s),
         "logits chunk": LOSS_LOGITS_COPIES * _chunk(s),
         "peak": held + max(phases.values()),
     }
@@ -120,8 +120,13 @@ def estimate(s: Shapes) -> dict[str, float]:
 
 
 def _sampling(s: Shapes, prompts: int, sequences: int) -> float:
-    logits = sequences * s.arch.vocab_size * s.vocabulary_share * FLOAT32
-    return _cache(s, prompts, sequences) + SAMPLER_LOGITS_COPIES * logits
+    """The cache, logits, and on one device the layers once more as the kernels read them."""
+    logits = SAMPLER_LOGITS_COPIES * sequences * s.arch.vocab_size * s.vocabulary_share * FLOAT32
+    return _cache(s, prompts, sequences) + logits + (_layers(s) if s.fsdp * s.tp == 1 else 0.0)
+
+
+def _layers(s: Shapes) -> float:
+    return (base_parameters(s.arch) - s.arch.vocab_size * s.arch.embed_dim) * s.bytes_per_weight
 
 
 def _cache(s: Shapes, prompts: int, sequences: int) -> float:
@@ -137,19 +142,23 @@ def _key_and_value(s: Shapes) -> float:
 
 
 def _update(s: Shapes) -> float:
-    return _activations(s) + LOSS_LOGITS_COPIES * _chunk(s)
+    """Logits are gone before the first layer is differentiated, so the greater of the two counts."""
+    return _kept(s) + max(_differentiation(s), LOSS_LOGITS_COPIES * _chunk(s))
 
 
-def _activations(s: Shapes) -> float:
-    """What every layer leaves for the backward pass, and what one layer takes while it is gone through again."""
-    arch, prompts = s.arch, s.micro_batch / s.fsdp
-    completion = prompts * s.generations * s.completion_length
-    tokens = completion + prompts * s.prompt_length
-    kept = arch.num_layers * tokens * (arch.embed_dim + _key_and_value(s)) * s.bytes_per_weight
+def _kept(s: Shapes) -> float:
+    """What every layer leaves for the backward pass."""
+    tokens = s.micro_batch / s.fsdp * (s.generations * s.completion_length + s.prompt_length)
+    return s.arch.num_layers * tokens * (s.arch.embed_dim + _key_and_value(s)) * s.bytes_per_weight
+
+
+def _differentiation(s: Shapes) -> float:
+    """What one layer takes while it is gone through again."""
+    arch, completion = s.arch, s.micro_batch / s.fsdp * s.generations * s.completion_length
     scores = completion * arch.num_heads / s.tp * (s.prompt_length + s.completion_length) * FLOAT32
     residual = completion * arch.embed_dim * FLOAT32
-    layer = (base_parameters(arch) - arch.vocab_size * arch.embed_dim) / arch.num_layers / s.tp * s.bytes_per_weight
-    return kept + SCORE_COPIES * scores + RESIDUAL_COPIES * residual + LAYER_COPIES * layer
+    layer = _layers(s) / arch.num_layers / s.tp
+    return SCORE_COPIES * scores + RESIDUAL_COPIES * residual + LAYER_COPIES * layer
 
 
 def _chunk(s: Shapes) -> float:

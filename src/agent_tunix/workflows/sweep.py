@@ -48,22 +48,37 @@ Fuse = Literal["auto", "always", "never"]
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One run of a sweep, with the overrides that lead to it; `label` tells it from the others."""
+    """One run of a sweep, with the overrides that lead to it; `label` tells it from the others.
+
+    `stop_after` lets it rest after that many updates, to be gone on with by a later call; it is no part of the run itself.
+    """
 
     cfg: Config
     folder: Path
     overrides: tuple[str, ...]
     label: str = ""
+    stop_after: int | None = None
+
+    def rests(self, step: int) -> bool:
+        return self.stop_after is not None and step >= self.stop_after
 
 
 def run(jobs: Sequence[Job], folder: Path, console: Console, fuse: Fuse = "auto") -> list[Record]:
     """Runs the jobs that are not finished yet; returns the results of all, in their order, and writes sweep.json."""
     setup.start_device()
+    with Interruption() as interruption:
+        return train_all(jobs, folder, console, setup.Shelf(), interruption, fuse)
+
+
+def train_all(
+    jobs: Sequence[Job], folder: Path, console: Console, shelf: setup.Shelf, interruption: Interruption, fuse: Fuse = "auto"
+) -> list[Record]:
+    """As `run`, for one of several sweeps of a process: what they load lies on one shelf, and one signal stops them all."""
     folder.mkdir(parents=True, exist_ok=True)
-    shelf, modes = setup.Shelf(), set[str]()
+    modes = set[str]()
     overrides = {job.folder.name: job.overrides for job in jobs}
     open_jobs = [job for job in _labelled(jobs) if _unfinished(job)]
-    with Interruption() as interruption, Bars(console, several=True) as bars:
+    with Bars(console, several=True) as bars:
         for group in groups(open_jobs):
             for mode, part in parts(group, shelf, bars.notice, fuse):
                 if not interruption.requested:
@@ -116,16 +131,22 @@ def parts(
 
 def _train(jobs: Sequence[Job], shelf: setup.Shelf, bars: Bars, interruption: Interruption) -> None:
     """Trains jobs at once; one that diverges does not end the others."""
-    runs = [prepare(job.cfg, shelf, bars.labelled(job.label), job.overrides) for job in jobs]
+    runs = [prepare(job.cfg, shelf, _notice(job, bars), job.overrides) for job in jobs]
     width = max(r.task.prompt_width for r in runs)  # other seeds, other prompts: one width serves all
     runs = [dataclasses.replace(r, task=dataclasses.replace(r.task, prompt_width=width)) for r in runs]
     conversations = [
-        training(r, job.folder, bars.display(job.label, r.plan.total_steps), interruption)
+        training(r, job.folder, bars.display(job.label, r.plan.total_steps), interruption, job.rests)
         for r, job in zip(runs, jobs, strict=True)
     ]
     for outcome in _answered(conversations):
         if isinstance(outcome, DivergenceError):
             bars.notice(str(outcome))
+
+
+def _notice(job: Job, bars: Bars) -> setup.Notice:
+    """A job that goes on has said its notices when it began; candidates of a search are to be far off, some of them."""
+    silent = job.stop_after is not None or (job.folder / "config.yaml").exists()
+    return (lambda text: None) if silent else bars.labelled(job.label)
 
 
 def _answered(conversations: list[Any]) -> list[Outcome | DivergenceError]:
@@ -191,4 +212,5 @@ def _unfinished(job: Job) -> bool:
         return True
     if validate(read_config(job.folder / "config.yaml"), Config) != job.cfg:
         raise UserError(f"{job.folder} holds another run; choose another folder, as in hydra.sweep.dir=multirun/new.")
-    return results(job.folder)["status"] not in FINISHED
+    found = results(job.folder)
+    return found["status"] not in FINISHED and not (found["status"] == "paused" and job.rests(found["steps"]))

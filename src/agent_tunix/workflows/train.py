@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +38,7 @@ from agent_tunix.workflows.plan import hyperparameters, make_plan
 from agent_tunix.workflows.report.page import report_on
 
 SAMPLES_SHOWN = 3
+Pause = Callable[[int], bool]  # whether a run is to rest after this many updates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Desk:
     checkpoints: Checkpoints
     display: Display
     interruption: Interruption
+    pause: Pause
     rollbacks: list[Record]
     warned: set[str]
 
@@ -91,8 +93,10 @@ def run(cfg: Config, path: Path, console: Console, overrides: Sequence[str] = ()
     return outcome.summary
 
 
-def training(r: Run, path: Path, display: Display, interruption: Interruption) -> Conversation[Outcome]:
-    """A run from its beginning, or from its last checkpoint, to its summary."""
+def training(
+    r: Run, path: Path, display: Display, interruption: Interruption, pause: Pause = lambda step: False
+) -> Conversation[Outcome]:
+    """A run from its beginning, or from its last checkpoint, to its summary; a paused run is evaluated, and can go on."""
     cfg = r.cfg
     fresh = setup.new_state(cfg, r.model)
     checkpoints = Checkpoints(path / "checkpoints", cfg.training.max_checkpoints_to_keep)
@@ -100,14 +104,15 @@ def training(r: Run, path: Path, display: Display, interruption: Interruption) -
     folder = RunFolder(path, int(state.step))
     write_config(path / "config.yaml", cfg)
     display.begin(int(state.step))
-    desk = Desk(folder, checkpoints, display, interruption, list(progress.rollbacks), set())
+    desk = Desk(folder, checkpoints, display, interruption, pause, list(progress.rollbacks), set())
     status, after = "failed", []
     try:
         before = yield from evaluate_policy(r, fresh, desk)
         state, progress = yield from train_loop(r, state, progress, desk)
         checkpoints.save(state, progress)
-        status = "completed" if progress.position == r.plan.total_batches else "interrupted"
-        if status == "completed":
+        completed, paused = progress.position == r.plan.total_batches, pause(int(state.step))
+        status = "completed" if completed else "paused" if paused else "interrupted"
+        if completed or paused:
             after = yield from evaluate_policy(r, state, desk)
     except DivergenceError:
         status = "diverged"
@@ -125,11 +130,11 @@ def training(r: Run, path: Path, display: Display, interruption: Interruption) -
 
 
 def train_loop(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Conversation[tuple[TrainState, Progress]]:
-    """From a position in the data to its end, or to an interruption; returns the state and the progress made."""
+    """From a position in the data to its end, a pause or an interruption; returns the state and the progress made."""
     training, iterations = r.cfg.training, r.plan.iterations
     if training.on_divergence == "rollback" and not desk.checkpoints.steps():
         desk.checkpoints.save(state, progress)
-    while progress.position < r.plan.total_batches and not desk.interruption.requested:
+    while progress.position < r.plan.total_batches and not (desk.interruption.requested or desk.pause(int(state.step))):
         if progress.position in progress.skipped:
             state, progress = _passed_over(state, iterations), progress.advanced()
             continue

@@ -140,50 +140,65 @@ def test_a_sequence_without_tokens_counts_zero():
 
 @pytest.fixture
 def states():
-    """Hidden states of 3 x 5 tokens and an unembedding to a vocabulary of 11."""
+    """Hidden states of 3 x 5 tokens and the embeddings of a vocabulary of 11."""
     rng = np.random.default_rng(0)
-    hidden_BCD, matrix_DV = (rng.normal(size=shape).astype(np.float32) for shape in ((3, 5, 4), (4, 11)))
-    return jnp.asarray(hidden_BCD), jnp.asarray(rng.integers(0, 11, (3, 5))), jnp.asarray(matrix_DV)
+    hidden_BCD, embed_VD = (rng.normal(size=shape).astype(np.float32) for shape in ((3, 5, 4), (11, 4)))
+    return jnp.asarray(hidden_BCD), jnp.asarray(rng.integers(0, 11, (3, 5))), jnp.asarray(embed_VD)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_token_logprobs_and_entropy_are_those_of_log_softmax(states, temperature):
-    hidden_BCD, tokens_BC, matrix_DV = states
-    got, entropy = token_logprobs(hidden_BCD, tokens_BC, lambda h: h @ matrix_DV, temperature)
-    logits = np.asarray(hidden_BCD, np.float64) @ np.asarray(matrix_DV, np.float64) / temperature
+    hidden_BCD, tokens_BC, embed_VD = states
+    got, entropy = token_logprobs(hidden_BCD, tokens_BC, embed_VD, temperature)
+    logits = np.asarray(hidden_BCD, np.float64) @ np.asarray(embed_VD, np.float64).T / temperature
     want = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     np.testing.assert_allclose(got, np.take_along_axis(want, np.asarray(tokens_BC)[..., None], -1)[..., 0], rtol=1e-5)
     np.testing.assert_allclose(entropy, -(np.exp(want) * want).sum(-1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 15])
-def test_chunks_change_neither_values_nor_gradients(states, rows, monkeypatch):
-    hidden_BCD, tokens_BC, matrix_DV = states
+def test_values_and_gradients_in_chunks_are_those_of_automatic_differentiation(states, rows, monkeypatch):
+    """By the hidden states and by the embedding; 4 rows do not divide 15."""
+    hidden_BCD, tokens_BC, embed_VD = states
+    weight_BC = np.arange(15.0).reshape(3, 5)
 
-    def total(hidden, matrix):
-        logprobs, entropy = token_logprobs(hidden, tokens_BC, lambda h: h @ matrix, 0.8)
-        return (logprobs * np.arange(15.0).reshape(3, 5)).sum() + entropy.sum()
+    def plain(hidden_BCD, embed_VD):
+        logprobs_BCV = jax.nn.log_softmax(hidden_BCD @ embed_VD.T / 0.8)
+        return (jnp.take_along_axis(logprobs_BCV, tokens_BC[..., None], axis=-1)[..., 0] * weight_BC).sum()
 
-    whole = jax.jit(jax.value_and_grad(total, (0, 1)))(hidden_BCD, matrix_DV)
+    def chunked(hidden_BCD, embed_VD):
+        logprobs_BC, entropy_BC = token_logprobs(hidden_BCD, tokens_BC, embed_VD, 0.8)
+        return (logprobs_BC * weight_BC).sum() + (entropy_BC - jax.lax.stop_gradient(entropy_BC)).sum()
+
     monkeypatch.setattr(loss_module, "LOGITS_BUDGET", rows * 11)
-    chunked = jax.jit(jax.value_and_grad(lambda *args: total(*args), (0, 1)))(hidden_BCD, matrix_DV)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), chunked, whole)
+    want, got = (jax.jit(jax.value_and_grad(f, (0, 1)))(hidden_BCD, embed_VD) for f in (plain, chunked))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)
 
 
 def test_entropy_is_a_measurement_and_carries_no_gradient(states):
-    hidden_BCD, tokens_BC, matrix_DV = states
-    grads = jax.grad(lambda h: token_logprobs(h, tokens_BC, lambda x: x @ matrix_DV, 1.0)[1].sum())(hidden_BCD)
+    hidden_BCD, tokens_BC, embed_VD = states
+    grads = jax.grad(lambda h: token_logprobs(h, tokens_BC, embed_VD, 1.0)[1].sum())(hidden_BCD)
     assert (grads == 0).all()
 
 
 def test_no_array_holds_the_logits_of_all_tokens(states, monkeypatch):
     """In the backward pass too: never [tokens, vocabulary]."""
-    hidden_BCD, tokens_BC, matrix_DV = states
+    hidden_BCD, tokens_BC, embed_VD = states
     monkeypatch.setattr(loss_module, "LOGITS_BUDGET", 2 * 11)
-    program = jax.make_jaxpr(jax.grad(lambda h: token_logprobs(h, tokens_BC, lambda x: x @ matrix_DV, 1.0)[0].sum()))(
-        hidden_BCD
-    )
+    program = jax.make_jaxpr(jax.grad(lambda h: token_logprobs(h, tokens_BC, embed_VD, 1.0)[0].sum()))(hidden_BCD)
     assert max(_logit_rows(program.jaxpr)) == 2
+
+
+def test_a_frozen_embedding_costs_no_gradient_of_its_own(states, monkeypatch):
+    """The backward pass of a policy with adapters makes no logits: only the chunks of the forward pass are products."""
+    hidden_BCD, tokens_BC, embed_VD = states
+    monkeypatch.setattr(loss_module, "LOGITS_BUDGET", 2 * 11)
+
+    def loops(arguments) -> int:
+        gradient = jax.grad(lambda h, e: token_logprobs(h, tokens_BC, e, 1.0)[0].sum(), arguments)
+        return jax.jit(gradient).lower(hidden_BCD, embed_VD).compile().as_text().count(" while(")
+
+    assert loops((0, 1)) == loops(0) + 1 == 2
 
 
 def _logit_rows(jaxpr) -> list[int]:

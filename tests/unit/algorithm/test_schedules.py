@@ -13,6 +13,7 @@ from agent_tunix.algorithm.schedules import (
     cosine_restarts,
     inverse_sqrt,
     linear,
+    ramp,
     warmup_cosine,
     warmup_steps_from_ratio,
     wsd,
@@ -185,3 +186,10 @@ def test_warmup_ratio_is_a_share_of_the_run_rounded_up(ratio, total, steps):
 @given(st.integers(1, 10_000), st.floats(0, 1))
 def test_warmup_from_a_ratio_fits_the_run(total, ratio):
     assert 0 <= warmup_steps_from_ratio(ratio, total) <= total
+
+
+@given(low=st.floats(1e-9, 1e-4), factor=st.floats(1.1, 1e6), total=st.integers(2, 200))
+def test_a_ramp_climbs_by_equal_factors_from_end_to_end(low, factor, total):
+    rates = np.array([ramp(low, low * factor, total)(t) for t in range(1, total + 1)])
+    np.testing.assert_allclose(rates[[0, -1]], [low, low * factor], rtol=1e-9)
+    np.testing.assert_allclose(np.diff(np.log(rates)), np.log(factor) / (total - 1), rtol=1e-6)

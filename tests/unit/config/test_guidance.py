@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hydra import compose, initialize_config_dir
 
-from agent_tunix.config.guidance import rate_range, warnings
+from agent_tunix.config.guidance import half_decades, middle_rate, rate_range, warnings
 from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
 
@@ -45,3 +45,17 @@ def test_a_warning_names_the_key_the_danger_and_the_remedy():
     (line,) = warnings(config("optimizer.learning_rate=1e-2"))
     for part in ("optimizer.learning_rate=0.01", "may diverge", "set optimizer.learning_rate=3e-05"):
         assert part in line
+
+
+@pytest.mark.parametrize(("model", "middle"), [("tiny", 3e-6), ("270m", 1e-5), ("1b", 3e-6), ("4b", 1e-6)])
+def test_a_search_begins_in_the_middle_of_the_guidance(model, middle):
+    cfg = config(f"model=gemma3_{model}")
+    low, high, _ = rate_range(cfg, None)
+    assert middle_rate(cfg) == middle
+    assert low <= middle <= high
+
+
+def test_half_decades_are_ones_and_threes():
+    assert [half_decades(1e-5, up) for up in (-3, -2, -1, 0, 1, 2)] == [3e-7, 1e-6, 3e-6, 1e-5, 3e-5, 1e-4]
+    assert [half_decades(rate) for rate in (1.7e-5, 2e-5, 4e-6, 0.9)] == [1e-5, 3e-5, 3e-6, 1.0]
+    assert half_decades(0.3, 4) == 1.0, "no rate is above one"

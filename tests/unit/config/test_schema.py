@@ -6,8 +6,10 @@ import pytest
 from pydantic import BaseModel
 
 from agent_tunix.config.load import keys
-from agent_tunix.config.schema import Config, EvaluateConfig, TrainingSection
+from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig, TrainingSection
+from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 
+KINDS = (EvaluateConfig, ExportConfig, LrFindConfig, TuneConfig)
 TRAINING = {
     "method": "grpo",
     "init_from": None,
@@ -26,13 +28,13 @@ TRAINING = {
 
 
 def test_every_key_says_what_it_does():
-    undescribed = [key for key, field in keys(EvaluateConfig).items() if not field.description]
+    undescribed = [key for kind in KINDS for key, field in keys(kind).items() if not field.description]
     assert not undescribed
 
 
 def test_no_key_has_a_default_outside_of_the_yaml_files():
     """A key that only some choices of its group use may be left out, which is null: not given."""
-    optional = {key: field.default for key, field in keys(EvaluateConfig).items() if not field.is_required()}
+    optional = {k: field.default for kind in KINDS for k, field in keys(kind).items() if not field.is_required()}
     some = ("optimizer.decay_norms", "scheduler.lr_min", "scheduler.decay_ratio", "scheduler.num_cycles")
     assert optional == dict.fromkeys(some)
 
@@ -44,7 +46,7 @@ def test_every_section_refuses_unknown_keys_and_cannot_be_changed():
             if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
                 yield from sections(field.annotation)
 
-    for section in sections(EvaluateConfig):
+    for section in (section for kind in KINDS for section in sections(kind)):
         assert section.model_config["extra"] == "forbid"
         assert section.model_config["frozen"]
 

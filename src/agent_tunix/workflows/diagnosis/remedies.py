@@ -33,12 +33,17 @@ NOT_TEXT = ("null", "true", "false", "nan", "inf")
 def rerun(run: RunRecords, changes: Mapping[str, Any], without: str = "\0") -> str:
     """The run's command with some values changed, and without its overrides that begin with `without`."""
     changed = {key: value_text(value) for key, value in _possible(run, changes).items()}
-    kept = [o for o in run.overrides if _key(o) not in changed and not _key(o).startswith(without)]
+    kept = [o for o in less(run.overrides, without) if _key(o) not in changed]
     return join([*kept, *(f"{key}={value}" for key, value in changed.items())])
 
 
-def join(overrides: Sequence[str]) -> str:
-    return " ".join([shell_command("train"), *(shlex.quote(override) for override in overrides)])
+def less(overrides: Sequence[str], *beginnings: str) -> list[str]:
+    """The overrides, less those of keys that begin so."""
+    return [override for override in overrides if not _key(override).startswith(beginnings)]
+
+
+def join(overrides: Sequence[str], verb: str = "train") -> str:
+    return " ".join([shell_command(verb), *(shlex.quote(override) for override in overrides)])
 
 
 def scaled_rate(run: RunRecords, factor: float) -> dict[str, Any]:

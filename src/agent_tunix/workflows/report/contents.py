@@ -21,7 +21,7 @@ from agent_tunix.workflows.diagnosis.records import RunRecords, finite, read_obj
 from agent_tunix.workflows.diagnosis.remedies import value_text
 from agent_tunix.workflows.report.candidates import Candidate, accuracy_over_values, heat_table, read_candidates, table
 from agent_tunix.workflows.report.curves import Line, overlaid_charts, run_charts
-from agent_tunix.workflows.report.finder import finder_sections
+from agent_tunix.workflows.report.finder import finder_sections, finder_verdict
 from agent_tunix.workflows.report.plain import bounded, plain
 from agent_tunix.workflows.report.samples import columns
 from agent_tunix.workflows.report.settings import settings
@@ -56,12 +56,13 @@ def _run(folder: Path) -> Record:
     run = doctor.read(folder)
     report = examine(run)
     section = {"id": "run", "title": "", "charts": run_charts(run), "samples": _samples([("", folder)])}
+    suggestion = finder_verdict(folder)
+    findings = [_finding(finding) for finding in report.findings]
+    judged = {} if suggestion else {"findings": findings, "judged_by": report.judged_by, "vitals": report.vitals}
     return {
-        "verdict": run_verdict(run, report),
+        "verdict": suggestion or run_verdict(run, report),
         "tiles": _tiles(run),
-        "findings": [_finding(finding) for finding in report.findings],
-        "judged_by": report.judged_by,
-        "vitals": report.vitals,
+        **judged,
         "next": _commands(run.summary.get("advice")),
         "sections": [*finder_sections(folder), section],
         "settings": settings([run]),
@@ -124,7 +125,7 @@ def _tune(folder: Path) -> Record:
     status, best = str(tune.get("status", "unfinished")), tune.get("best")
     ended = status == "completed"
     said = tune.get("verdict") or "No verdict yet: the stages below are as far as it has come."
-    tiles = [("status", status, ""), ("budget", _shown(tune.get("budget")), ""), ("stages", str(len(sections)), "")]
+    tiles = [("status", status, ""), ("budget", str(tune.get("budget", "-")), ""), ("stages", str(len(sections)), "")]
     return {
         "verdict": Verdict("good" if ended else "going", "Tuned" if ended else f"Tuning: {status}", str(said)),
         "tiles": [*tiles, *((key, _shown(value), "") for key, value in _items(best))],

@@ -7,6 +7,7 @@ from pathlib import Path
 from agent_tunix.engine.metrics import Record
 from agent_tunix.workflows.diagnosis.records import finite, read_object
 from agent_tunix.workflows.report.chart import Chart, Mark, Series, hue
+from agent_tunix.workflows.report.verdict import Verdict
 
 CURVES = (
     ("reward", "Reward by learning rate", "Mean reward while the rate is raised step by step. Shaded: the range to try."),
@@ -20,6 +21,16 @@ def finder_sections(folder: Path) -> list[Record]:
     charts = [chart for i in range(len(CURVES)) if (chart := _chart(found, i)).series[0].points]
     text = str(found.get("conclusion") or "")
     return [{"id": "finder", "title": "Learning-rate finder", "text": text, "charts": charts}] if charts else []
+
+
+def finder_verdict(folder: Path) -> Verdict | None:
+    """What a ramp suggests; it is meant to end in collapse, of which the doctor need not warn. None for any other run."""
+    found = read_object(folder / "lr_find.json")
+    if not found:
+        return None
+    rate = found.get("suggested")
+    lead = f"Suggested learning rate: {rate:g}" if finite(rate) else "No learning rate to suggest"
+    return Verdict("good" if finite(rate) else "unsure", lead, str(found.get("conclusion") or ""))
 
 
 def _chart(found: Record, i: int) -> Chart:

@@ -177,6 +177,10 @@ def test_the_learning_rate_finder_is_shown_where_it_was_run(write_run, tmp_path)
     assert reward["series"][0]["points"] == [[1e-6, 0.1], [1e-4, 0.3]]
     assert reward["marks"] == [{"at": 1e-5, "name": "suggested 1e-05"}]
     assert reward["band"] == [1e-6, 3e-5]
+    assert (page["verdict"]["lead"], page["verdict"]["text"]) == ("Suggested learning rate: 1e-05", "Take 1e-05.")
+    assert "findings" not in page, "a ramp collapses on purpose"
+    (folder / "lr_find.json").write_text(json.dumps({**found, "suggested": None, "conclusion": "No gain."}))
+    assert contents(folder)["verdict"]["lead"] == "No learning rate to suggest"
 
 
 def test_a_stage_may_be_a_single_run_with_the_finder_in_it(write_run, tmp_path):

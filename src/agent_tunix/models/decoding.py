@@ -1,0 +1,166 @@
+"""Reading one more token of every sequence, after prompts that were read once each and are shared by their groups.
+
+There are two ways. On any device, and on a mesh of several, `gemma3.forward` with a token as its sequence. On one NVIDIA
+GPU of the Hopper kind, where a step of that is mostly the launching of hundreds of small kernels, nine kernels a layer do
+the same, with layers unrolled and with weights and adapters laid out for them once a rollout. Both keep adapters apart from
+weights: what samples is what is trained, for one policy and for several over the same base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from agent_tunix.models import attention_kernels, gemma3, kernels, mesh
+from agent_tunix.models.gemma3 import Architecture, Segment, Weights
+from agent_tunix.models.kernels import LEAST_RANK, Product
+from agent_tunix.models.lora import Adapters
+from agent_tunix.types import pytree
+
+LARGEST_RANK = 128
+HOPPER = "9.0"  # the compute capability of H100 and H200; the tiles are sized for its shared memory
+EVERYTHING = 2**30  # a window that nothing lies outside of
+PRODUCTS = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "output": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+
+Cache = Any
+Read = Callable[[Cache, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Cache]]
+
+
+def start(
+    weights: Weights, adapters: Adapters | None, arch: Architecture, prompt: Segment, group: int, slots: int
+) -> tuple[Cache, Read]:
+    """An empty cache of so many slots, and the function that reads a token of every sequence into one of them.
+
+    `read(cache, tokens_B, slot, done_B)` returns the hidden states [B, D] and the cache; rows of sequences that
+    are done hold nothing of use.
+    """
+    way = _by_kernels if _kernels_serve(weights, adapters) else _by_forward
+    return way(weights, adapters, arch, prompt, group, slots)
+
+
+def _kernels_serve(weights: Weights, adapters: Adapters | None) -> bool:
+    device = jax.local_devices()[0]
+    if mesh.several_devices() or device.platform != "gpu" or weights.embed_VD.dtype != jnp.bfloat16:
+        return False
+    rank = 0 if adapters is None else max(a.shape[-1] for a in adapters.a.values())
+    return rank <= LARGEST_RANK and str(device.compute_capability) == HOPPER
+
+
+def _by_forward(weights, adapters, arch, prompt, group, slots) -> tuple[Segment, Read]:
+    first_B = jnp.repeat(prompt.positions_BS[:, -1] + 1, group)
+
+    def read(written, tokens_B, slot, done_B):
+        positions_B1 = jnp.where(done_B, -1, first_B + slot)[:, None]
+        hidden_B1D, new = gemma3.forward(weights, adapters, arch, tokens_B[:, None], positions_B1, (prompt, written))
+        return hidden_B1D[:, 0], gemma3.write_segment(written, new, slot)
+
+    return gemma3.empty_segment(arch, len(first_B), slots, weights.embed_VD.dtype), read
+
+
+@pytree
+class _Layer:
+    """What the kernels read of one layer; the cache of its prompts too."""
+
+    products: dict[str, Product]
+    norms: dict[str, jax.Array]
+    prompt_kv: tuple[jax.Array, jax.Array]
+
+
+def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) -> tuple[list, Read]:
+    policies = 1 if adapters is None or _rank_axes(adapters) == 3 else next(iter(adapters.a.values())).shape[1]
+    lengths_P = prompt.positions_BS[:, -1] + 1
+    B = len(lengths_P) * group
+    tile = kernels.row_tile(B // policies)
+    rows = -(-B // policies // tile) * tile
+    layers = _layers(weights, adapters, arch, prompt, policies)
+    first_R = _filled(jnp.repeat(lengths_P, group), policies, rows)
+    one = jax.jit(_layer, static_argnames=("arch", "window", "tile", "group", "policy_rows", "interpret"))
+    static = {"arch": arch, "tile": tile, "group": group, "policy_rows": rows, "interpret": interpret}
+
+    def read(cache, tokens_B, slot, done_B):
+        del done_B  # what a finished sequence reads is of no use, and no one else sees it
+        x_RD = gemma3.embed(weights, arch, _filled(tokens_B, policies, rows))
+        rotations = gemma3.rotations(arch, first_R + slot)
+        slot_1 = jnp.asarray(slot, jnp.int32)[None]
+        delta_ZRD, after_D = jnp.zeros((1, *x_RD.shape), jnp.float32), jnp.zeros_like(weights.final_norm_D)
+        written = []
+        for index, (layer, kv) in enumerate(zip(layers, cache, strict=True)):
+            is_global = (index + 1) % arch.global_every == 0
+            window = EVERYTHING if is_global else arch.sliding_window
+            places = rotations[is_global], slot_1, lengths_P
+            x_RD, delta_ZRD, kv = one(x_RD, delta_ZRD, after_D, layer, kv, places, window=window, **static)
+            after_D = layer.norms["post_feedforward_norm"]
+            written.append(kv)
+        _, hidden_RD = kernels.norm(x_RD, delta_ZRD, after_D, weights.final_norm_D, arch.norm_eps, interpret)
+        return hidden_RD.reshape(policies, rows, -1)[:, : B // policies].reshape(B, -1), written
+
+    shape = (policies * rows, attention_kernels.whole_tiles(slots), arch.num_kv_heads, arch.head_dim)
+    return [(jnp.zeros(shape, weights.embed_VD.dtype),) * 2 for _ in layers], read
+
+
+def _layer(x_RD, delta_ZRD, after_D, layer, kv, places, *, arch, window, tile, group, policy_rows, interpret):
+    angles, slot_1, lengths_P = places
+    w, norms, eps = layer.products, layer.norms, arch.norm_eps
+    x_RD, h_RD = kernels.norm(x_RD, delta_ZRD, after_D, norms["input_norm"], eps, interpret)
+    qkv_RHN = kernels.product(h_RD, w["qkv"], tile, interpret).reshape(len(x_RD), -1, arch.head_dim)
+    q_RHN, *kv = attention_kernels.rotate_and_store(
+        qkv_RHN, norms["q_norm"], norms["k_norm"], angles, slot_1, *kv, scale=arch.query_scale, eps=eps, interpret=interpret
+    )
+    rows = {"group": group, "policy_rows": policy_rows, "window": window, "interpret": interpret}
+    shares = attention_kernels.attend(q_RHN, slot_1, lengths_P, layer.prompt_kv, kv, **rows)
+    h_RE = attention_kernels.combine(*shares, interpret=interpret)
+    delta_ZRD = kernels.split_product(h_RE, w["output"], tile, interpret)
+    x_RD, h_RD = kernels.norm(x_RD, delta_ZRD, norms["post_attention_norm"], norms["pre_feedforward_norm"], eps, interpret)
+    h_RF = kernels.gated_product(h_RD, w["gate_up"], tile, interpret)
+    return x_RD, kernels.split_product(h_RF, w["down"], tile, interpret), tuple(kv)
+
+
+def _filled(values_B: jax.Array, policies: int, rows: int) -> jax.Array:
+    """Values of all sequences, with zeros after those of each policy up to so many rows."""
+    values_KB = values_B.reshape(policies, -1)
+    return jnp.pad(values_KB, ((0, 0), (0, rows - values_KB.shape[1]))).reshape(-1)
+
+
+def _layers(weights: Weights, adapters: Adapters | None, arch: Architecture, prompt: Segment, policies: int) -> list[_Layer]:
+    pairs = {} if adapters is None else adapters.by_module()
+    if adapters is not None and policies == 1 and _rank_axes(adapters) == 3:
+        pairs = {name: (a[:, None], b[:, None]) for name, (a, b) in pairs.items()}
+    largest = max((a.shape[-1] for a, _ in pairs.values()), default=0)
+    rank = max(LEAST_RANK, 1 << (largest - 1).bit_length())
+    products = {name: _product(weights, pairs, modules, policies, rank) for name, modules in PRODUCTS.items()}
+    w = weights.layers
+    names = ("input_norm", "q_norm", "k_norm", "post_attention_norm", "pre_feedforward_norm", "post_feedforward_norm")
+    S = prompt.keys_LBSKN.shape[2]
+    fill = attention_kernels.whole_tiles(S) - S
+    left = ((0, 0), (0, 0), (fill, 0), (0, 0), (0, 0))
+    prompt_kv = jnp.pad(prompt.keys_LBSKN, left), jnp.pad(prompt.values_LBSKN, left)
+    stacked = _Layer(products, {name: getattr(w, name) for name in names}, prompt_kv)
+    return [jax.tree.map(lambda x, layer=layer: x[layer], stacked) for layer in range(arch.num_layers)]
+
+
+def _product(weights: Weights, pairs, modules, policies: int, rank: int) -> Product:
+    """The matrices of modules side by side, and their adapters; a module without one gets zeros. Stacked over layers."""
+    dtype, rows, a_rows, b_columns = weights.embed_VD.dtype, [], [], []
+    for module in modules:
+        w_LEU = getattr(weights.layers, module)
+        L, E, U = w_LEU.shape
+        a, b = pairs.get(module, (jnp.zeros((L, policies, E, rank)), jnp.zeros((L, policies, rank, U))))
+        missing = rank - a.shape[-1]
+        rows.append(w_LEU.swapaxes(1, 2))
+        a_rows.append(jnp.pad(a.swapaxes(2, 3), ((0, 0), (0, 0), (0, missing), (0, 0))).astype(dtype))
+        b_columns.append(jnp.pad(b.swapaxes(2, 3), ((0, 0), (0, 0), (0, 0), (0, missing))).astype(dtype))
+    a_LaE = jnp.stack(a_rows, axis=2).reshape(L, -1, E)
+    parts = tuple(r.shape[1] for r in rows)
+    return Product(jnp.concatenate([*rows, a_LaE], axis=1), jnp.concatenate(b_columns, axis=2), parts)
+
+
+def _rank_axes(adapters: Adapters) -> int:
+    return next(iter(adapters.a.values())).ndim

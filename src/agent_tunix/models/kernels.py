@@ -1,0 +1,207 @@
+"""The parts of a layer that read one token of every sequence, as kernels for an NVIDIA GPU (Pallas, by way of Triton).
+
+One token a sequence is little work on many bytes: what counts is how few kernels there are, and that each has its loads
+under way at once. A product takes its low-rank adapter along as more rows of the same operand. The sum over a split
+product, the residual and both norms around it are one kernel. Sizes of tiles are those that were fastest on an H200.
+
+Axes as in types.py, and: R rows, which are sequences, those of each policy filled up to whole tiles; E inputs and U outputs
+of a product; r rank, filled up to a power of two; M policies; Z shares of a split sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from agent_tunix.types import pytree, static
+
+LEAST_TILE = 16  # of rows: what a matrix unit takes at least
+LARGEST_TILE = 64
+LEAST_RANK = 32  # with as many columns of the weight, the 64 rows of one instruction
+DEPTH = 128  # inputs of a product that are loaded at a time, at most
+SHARES = 8  # of a split product, at most
+SHARED_MEMORY = 220 * 2**10  # bytes of a multiprocessor that loads under way may take
+MULTIPROCESSORS = 132
+FLOAT32 = jnp.float32
+
+
+@pytree
+class Product:
+    """A product's weights: the columns of W as rows, with those of every policy's A after them, and B.
+
+    `parts` are the numbers of columns of the modules that lie side by side in W.
+    """
+
+    rows_UE: jax.Array
+    b_MUr: jax.Array
+    parts: tuple[int, ...] = static()
+
+    @property
+    def rank(self) -> int:
+        return self.b_MUr.shape[-1]
+
+
+def row_tile(rows: int) -> int:
+    """How many rows a program takes, for so many rows of one policy."""
+    return max(LEAST_TILE, min(LARGEST_TILE, 1 << (rows - 1).bit_length()))
+
+
+def norm(x_RD, delta_ZRD, post_D, pre_D, eps: float, interpret: bool) -> tuple[jax.Array, jax.Array]:
+    """The residual stream after a block whose output is the sum of `delta`, and what the next block reads of it."""
+    R, D = x_RD.shape
+    row, scale = pl.BlockSpec((None, D), lambda i: (i, 0)), pl.BlockSpec((D,), lambda i: (0,))
+    shares = pl.BlockSpec((len(delta_ZRD), None, D), lambda i: (0, i, 0))
+    out = jax.ShapeDtypeStruct((R, D), x_RD.dtype)
+    run = call(partial(_norm, eps), (R,), [row, shares, scale, scale], [row, row], [out, out], interpret=interpret)
+    return run(x_RD, delta_ZRD, post_D, pre_D)
+
+
+def _norm(eps, x_ref, delta_ref, post_ref, pre_ref, x_out, h_out):
+    Z, D = delta_ref.shape
+    cut = [pl.ds(start, size) for start, size in _powers_of_two(D)]
+    dtype = x_out.dtype
+    delta = [sum(delta_ref[z, at] for z in range(Z)).astype(dtype).astype(FLOAT32) for at in cut]
+    x = [x_ref[at].astype(FLOAT32) for at in cut]
+    x = [a + b.astype(dtype).astype(FLOAT32) for a, b in zip(x, _normed(delta, post_ref, cut, eps), strict=True)]
+    x = [part.astype(dtype) for part in x]
+    h = _normed([part.astype(FLOAT32) for part in x], pre_ref, cut, eps)
+    for at, x_part, h_part in zip(cut, x, h, strict=True):
+        x_out[at] = x_part
+        h_out[at] = h_part.astype(dtype)
+
+
+def _normed(parts, scale_ref, cut, eps):
+    square = sum((part * part).sum() for part in parts) / scale_ref.shape[0]
+    inverse = jax.lax.rsqrt(square + eps)
+    return [part * inverse * (1.0 + scale_ref[at].astype(FLOAT32)) for part, at in zip(parts, cut, strict=True)]
+
+
+def _powers_of_two(width: int) -> list[tuple[int, int]]:
+    """(start, size) of the pieces that make up a width: a kernel holds only arrays whose sizes are powers of two."""
+    sizes = [1 << bit for bit in reversed(range(width.bit_length())) if width >> bit & 1]
+    return [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+
+
+def product(h_RE, w: Product, tile: int, interpret: bool) -> jax.Array:
+    """h W + (h A) B."""
+    (y_RU,) = _product(h_RE, w, tile, 1, h_RE.dtype, interpret)
+    return y_RU
+
+
+def split_product(h_RE, w: Product, tile: int, interpret: bool) -> jax.Array:
+    """The same as a sum still to be taken over its first axis: [Z, R, U] in float32."""
+    chunks = h_RE.shape[1] // _depth(h_RE, 2 * w.rank + tile)
+    shares = max(z for z in range(1, SHARES + 1) if chunks % z == 0)
+    return _product(h_RE, w, tile, shares, FLOAT32, interpret)
+
+
+def _product(h_RE, w, tile, shares, dtype, interpret):
+    (R, E), (M, U, r) = h_RE.shape, w.b_MUr.shape
+    policy_tiles, grid = R // M // tile, (R // tile, U // r, shares)
+    in_specs = [
+        pl.BlockSpec((tile, E), lambda i, j, z: (i, 0)),
+        pl.BlockSpec(w.rows_UE.shape, lambda i, j, z: (0, 0)),
+        pl.BlockSpec((None, r, r), lambda i, j, z: (i // policy_tiles, j, 0)),
+    ]
+    out_spec, out = pl.BlockSpec((None, tile, r), lambda i, j, z: (z, i, j)), jax.ShapeDtypeStruct((shares, R, U), dtype)
+    depth = _depth(h_RE, 2 * r + tile)
+    stages = _stages(4, (2 * r + tile) * depth, math.prod(grid))
+    kernel = partial(_product_kernel, w.parts, policy_tiles, E // shares, depth)
+    return call(kernel, grid, in_specs, out_spec, out, stages=stages, interpret=interpret)(h_RE, w.rows_UE, w.b_MUr)
+
+
+def _product_kernel(parts, policy_tiles, width, depth, h_ref, w_ref, b_ref, y_out):
+    i, j, z = (pl.program_id(axis) for axis in range(3))
+    rows = _operand_rows(parts, i // policy_tiles, j, b_ref.shape[1])
+    (total,) = _accumulate(h_ref, w_ref, [rows], z * width, width, depth)
+    y_out[...] = _with_adapter(total, b_ref, h_ref.dtype).T.astype(y_out.dtype)
+
+
+def _operand_rows(parts: Sequence[int], policy, block, rank: int):
+    """Which rows a program multiplies with: `rank` columns of W, and the A of their module and policy."""
+    module = sum((block * rank >= sum(parts[: n + 1])).astype(jnp.int32) for n in range(len(parts) - 1))
+    first_a = sum(parts) + (policy * len(parts) + module) * rank
+    index = jax.lax.broadcasted_iota(jnp.int32, (2 * rank,), 0)
+    return jnp.where(index < rank, block * rank + index, first_a + index - rank)
+
+
+def _accumulate(h_ref, w_ref, operands, start, width, depth):
+    """Products of the rows of each operand with h over `width` inputs: [rows, tile] in float32."""
+
+    def add(n, totals):
+        at = pl.ds(start + n * depth, depth)
+        h = h_ref[:, at]
+        return tuple(total + dot_transposed(w_ref[rows, at], h) for total, rows in zip(totals, operands, strict=True))
+
+    zeros = tuple(jnp.zeros((rows.shape[0], h_ref.shape[0]), FLOAT32) for rows in operands)
+    return jax.lax.fori_loop(0, width // depth, add, zeros)
+
+
+def _with_adapter(total, b_ref, dtype):
+    """W h + B (A h), of an accumulated W h over A h."""
+    base, low = jnp.split(total, 2, axis=0)
+    return base + jnp.dot(b_ref[...], low.astype(dtype), preferred_element_type=FLOAT32)
+
+
+def dot_transposed(a, b):
+    """a b^T"""
+    return jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=FLOAT32)
+
+
+def _depth(h_RE, rows: int) -> int:
+    """How many inputs of so many rows are loaded at a time: a power of two that divides their number."""
+    E = h_RE.shape[1]
+    return min(E & -E, DEPTH if rows <= 2 * DEPTH else DEPTH // 2)
+
+
+def _stages(most: int, size: int, programs: int) -> int:
+    """Stages of the pipeline that loads so many numbers at a time: as many as there is room for."""
+    room = SHARED_MEMORY if programs <= MULTIPROCESSORS else SHARED_MEMORY // 2
+    return max(2, min(most, room // (2 * size)))
+
+
+def gated_product(h_RD, w: Product, tile: int, interpret: bool) -> jax.Array:
+    """gelu(h gate) * (h up), where gate and up are the two parts of the product."""
+    (R, D), (M, _, r), F = h_RD.shape, w.b_MUr.shape, w.parts[0]
+    policy_tiles = R // M // tile
+    in_specs = [
+        pl.BlockSpec((tile, D), lambda i, j: (i, 0)),
+        pl.BlockSpec(w.rows_UE.shape, lambda i, j: (0, 0)),
+        pl.BlockSpec((None, r, r), lambda i, j: (i // policy_tiles, j, 0)),
+        pl.BlockSpec((None, r, r), lambda i, j: (i // policy_tiles, F // r + j, 0)),
+    ]
+    out_spec, out = pl.BlockSpec((tile, r), lambda i, j: (i, j)), jax.ShapeDtypeStruct((R, F), h_RD.dtype)
+    grid, depth = (R // tile, F // r), _depth(h_RD, 4 * r + tile)
+    stages = _stages(3, (4 * r + tile) * depth, math.prod(grid))
+    kernel = partial(_gated_kernel, w.parts, policy_tiles, depth)
+    run = call(kernel, grid, in_specs, out_spec, out, stages=stages, interpret=interpret)
+    return run(h_RD, w.rows_UE, w.b_MUr, w.b_MUr)
+
+
+def _gated_kernel(parts, policy_tiles, depth, h_ref, w_ref, gate_b_ref, up_b_ref, y_out):
+    i, j, rank = pl.program_id(0), pl.program_id(1), gate_b_ref.shape[1]
+    operands = [_operand_rows(parts, i // policy_tiles, block, rank) for block in (j, parts[0] // rank + j)]
+    gate, up = _accumulate(h_ref, w_ref, operands, 0, h_ref.shape[1], depth)
+    gate, up = _with_adapter(gate, gate_b_ref, h_ref.dtype), _with_adapter(up, up_b_ref, h_ref.dtype)
+    y_out[...] = (jax.nn.gelu(gate, approximate=True) * up).T.astype(y_out.dtype)
+
+
+def call(kernel, grid, in_specs, out_specs, out_shape, *, warps=4, stages=1, aliases=None, interpret) -> Any:
+    kernel.__name__ = kernel.func.__name__  # by which a profile shows it
+    return pl.pallas_call(
+        kernel,
+        grid=grid,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        out_shape=out_shape,
+        input_output_aliases=aliases or {},
+        interpret=interpret,
+        compiler_params=triton.CompilerParams(num_warps=warps, num_stages=stages),
+    )

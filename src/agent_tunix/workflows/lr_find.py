@@ -1,0 +1,166 @@
+"""`agent-tunix lr-find`: one short run whose learning rate climbs from far too low to far too high.
+
+It is a training run with another schedule: same data, same optimizer, same guard. It ends early where the reward has fallen
+below its start or the guard steps in. What it says is read in `ramp.py`. The policy that it leaves behind was driven too
+fast on purpose, so no checkpoint is kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from agent_tunix.algorithm.schedules import ramp as rising
+from agent_tunix.config.guidance import half_decades, middle_rate
+from agent_tunix.config.load import validate
+from agent_tunix.config.schema import Config
+from agent_tunix.config.tuning import LrFindConfig
+from agent_tunix.engine.guard import Interruption
+from agent_tunix.engine.metrics import Record, read_records, replace_text
+from agent_tunix.engine.population import alone
+from agent_tunix.errors import DivergenceError, UserError
+from agent_tunix.tasks.datasets import Stream
+from agent_tunix.workflows import ramp, setup
+from agent_tunix.workflows.curve import as_svg, in_characters
+from agent_tunix.workflows.diagnosis.remedies import join, less
+from agent_tunix.workflows.display import Bars
+from agent_tunix.workflows.gather import Run
+from agent_tunix.workflows.plan import make_plan
+from agent_tunix.workflows.report.page import report_on
+from agent_tunix.workflows.train import prepare, training
+
+RATE = "optimizer.learning_rate"
+REACH = 4  # half decades either side of the model's guidance
+LEAST_BETA = 1e-9  # the KL term costs nothing at this weight, and is measured
+MEASURED = ("lr", "reward/mean", "kl")
+
+
+def run(cfg: LrFindConfig, path: Path, console: Console, overrides: Sequence[str] = ()) -> Record:
+    """Ramps the rate, and writes and shows what came of it; returns lr_find.json."""
+    check(cfg, path)
+    setup.start_device()
+    with Interruption() as interruption, Bars(console) as bars:
+        whole = prepare(_training_config(cfg), setup.Shelf(), bars.notice, overrides)
+        r = ramped(cfg, whole)
+        try:
+            display = bars.display("ramp", r.plan.total_steps)
+            alone(training(r, path, display, interruption, lambda step: _fallen(path, r)))
+        except DivergenceError as fault:
+            bars.notice(f"The ramp ends here. {str(fault).splitlines()[0]}")
+    shutil.rmtree(path / "checkpoints", ignore_errors=True)
+    found = _reading(path, r, whole)
+    advice = _advice(found, r)
+    _write(path, found, advice, interruption.requested)
+    report_on(path, bars.notice)
+    _show(path, found, advice, console)
+    return found
+
+
+def check(cfg: LrFindConfig, path: Path) -> None:
+    """What a ramp cannot be made from."""
+    if cfg.training.method != "grpo":
+        raise UserError(
+            f"training.method={cfg.training.method}: lr-find goes by reward, which only training.method=grpo has."
+        )
+    if cfg.dry_run or cfg.training.resume:
+        raise UserError("lr-find is one short run: it takes neither dry_run nor training.resume.")
+    low, high = bounds(cfg)
+    if low >= high:
+        raise UserError(f"lr_find.lr_low={low:g} is not below lr_find.lr_high={high:g}.")
+    if (path / "config.yaml").exists():
+        raise UserError(f"{path} already holds a run; choose another folder.")
+
+
+def bounds(cfg: LrFindConfig) -> tuple[float, float]:
+    """The first and the last rate of the ramp."""
+    middle = middle_rate(cfg)
+    return cfg.lr_find.lr_low or half_decades(middle, -REACH), cfg.lr_find.lr_high or half_decades(middle, REACH)
+
+
+def ramped(cfg: LrFindConfig, whole: Run) -> Run:
+    """The run that is to be tuned, with the ramp in place of its length and schedule."""
+    section, iterations = cfg.lr_find, whole.plan.iterations
+    low, high = bounds(cfg)
+    tree = whole.cfg.model_dump(mode="json")
+    tree["optimizer"] |= {"learning_rate": high, "warmup_ratio": 0.0}
+    tree["scheduler"] = {"scheduler_name": "constant", "warmup_steps": 0, "total_steps": None}
+    tree["training"] |= {"num_batches": math.ceil(section.num_steps / iterations), "num_epochs": 1}
+    tree["training"] |= {"eval_every_n_steps": None, "save_interval_steps": None, "on_divergence": "stop"}
+    tree["grpo"]["beta"] = max(whole.cfg.grpo.beta, LEAST_BETA)
+    tree["evaluation"]["sampled"] = False
+    ramp_cfg = validate(tree, Config)
+    plan = make_plan(ramp_cfg, len(whole.task.train))
+    if plan.total_steps < section.num_steps:
+        raise UserError(f"lr_find.num_steps={section.num_steps}: the data holds only {plan.total_steps} updates; lower it.")
+    plan = dataclasses.replace(plan, schedule=rising(low, high, plan.total_steps))
+    stream = Stream(whole.task.train, ramp_cfg.training.prompts_per_step, plan.batches_per_epoch, ramp_cfg.seed)
+    return dataclasses.replace(whole, cfg=ramp_cfg, plan=plan, stream=stream)
+
+
+def _training_config(cfg: LrFindConfig) -> Config:
+    return validate({name: value for name, value in cfg.model_dump(mode="json").items() if name != "lr_find"}, Config)
+
+
+def _fallen(path: Path, r: Run) -> bool:
+    """Whether the reward is below its start by now: what comes later teaches nothing."""
+    found = ramp.curve([record["reward/mean"] for record in measured(path, r)], r.plan.total_batches)
+    return found is not None and found.fell
+
+
+def measured(path: Path, r: Run) -> list[Record]:
+    """One record of each batch, that of its last update, up to the first in which something was not finite."""
+    iterations = r.plan.iterations
+    records = read_records(path / "metrics.jsonl")[iterations - 1 :: iterations]
+    bad = (i for i, record in enumerate(records) if any(record.get(key) is None for key in MEASURED))
+    return records[: next(bad, len(records))]
+
+
+def _reading(path: Path, r: Run, whole: Run) -> Record:
+    rates, rewards, kls = ([record[key] for record in measured(path, r)] for key in MEASURED)
+    peak = whole.cfg.optimizer.learning_rate
+    full_updates = sum(whole.plan.schedule(t) for t in range(1, whole.plan.total_steps + 1)) / peak
+    found = ramp.read(rates, rewards, kls, r.plan.total_batches, full_updates / r.plan.iterations)
+    return {"rates": rates, "reward": rewards, "kl": kls, **dataclasses.asdict(found)}
+
+
+def _advice(found: Record, r: Run) -> list[str]:
+    """The commands to try next."""
+    if found["suggested"] is None:
+        longer = f"lr_find.num_steps={2 * r.plan.total_steps}"
+        return [join([*less(r.overrides, "lr_find.num_steps"), longer], "lr-find")]
+    own = less(r.overrides, "lr_find.")
+    low, high = found["range"]
+    grid = ",".join(f"{rate:.2g}" for rate in dict.fromkeys((low, found["suggested"], high)))
+    own = less(own, RATE)
+    return [join([*own, f"{RATE}={found['suggested']:g}"]), join(["--multirun", *own, f"{RATE}={grid}"])]
+
+
+def _write(path: Path, found: Record, advice: list[str], interrupted: bool) -> None:
+    """A ramp that ended early has done its work; the advice of a run would be to go on with it."""
+    replace_text(path / "lr_find.json", json.dumps(found, indent=2) + "\n")
+    summary = json.loads((path / "summary.json").read_text())
+    status = "interrupted" if interrupted else "completed"
+    replace_text(path / "summary.json", json.dumps(summary | {"status": status, "advice": advice}, indent=2) + "\n")
+    if len(found["rates"]) > 1:
+        title = f"reward, at rates from {found['rates'][0]:.1e} to {found['rates'][-1]:.1e}"
+        replace_text(path / "lr_find.svg", as_svg(found["reward"], title))
+
+
+def _show(path: Path, found: Record, advice: list[str], console: Console) -> None:
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+    if len(found["rates"]) > 1:
+        say(f"\nreward, at rates from {found['rates'][0]:.1e} to {found['rates'][-1]:.1e}\n{in_characters(found['reward'])}")
+    say(f"\n{found['conclusion']}")
+    if found["suggested"] is not None:
+        say(f"Suggested: {RATE}={found['suggested']:g}")
+    say(f"Folder: {path}, with report.html\n\nNext:")
+    for line in advice:
+        say(f"  {line}")

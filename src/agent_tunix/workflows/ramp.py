@@ -1,0 +1,138 @@
+"""What a ramp of the learning rate says of the rates that a run can use: reward gained per KL divergence spent.
+
+    gain(t)    reward, smoothed, above its start, less what noise explains
+    score(t)   gain(t) / kl(t)
+
+While the rate is too low there is no gain. Then the reward rises, and the score is highest where little KL buys much reward.
+At last KL buys no more: the reward has its peak, and falls as the policy comes apart. That bounds the rate of a whole run.
+A ramp spends a few updates near each rate and a run spends all of them there, so what counts is how far they travel, by the
+sum of their rates:
+
+    slow       the run travels as far as the ramp had where the score lies
+    fast       it travels as far as the ramp had at the peak of the reward, or goes as fast: the geometric mean of the two,
+               for the policy comes apart by its way in a run at low rates, and by its speed at high ones
+
+The rate suggested is the geometric mean of slow and fast. Reward and KL of a step are measured before its update, so they
+speak of the rate of the step before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+
+NOISE = 3.0  # standard errors that a gain must exceed to be one
+COLLAPSE = 5.0  # and a loss, which is asked for after every step and ends the ramp
+WINDOW = 8  # a smoothed value is the mean of this part of the ramp, and its first two such parts are the start
+LEAST_KL = 1e-6  # nats a token; below it float32 shows rounding
+PATIENCE = 100  # updates at full rate after which a run should have come as far as the ramp, however long it is
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What a ramp says; without a gain there is no rate to suggest."""
+
+    score: list[float]
+    suggested: float | None
+    range: tuple[float, float] | None
+    conclusion: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """The reward of a ramp, smoothed, as gain and loss against its start beyond noise."""
+
+    reward: list[float]
+    first: int  # step after those that make up the start
+    start: float
+    end: float
+    error: float
+
+    @property
+    def gain(self) -> list[float]:
+        above = [max(0.0, value - self.start - NOISE * self.error) for value in self.reward]
+        return [0.0] * self.first + above[self.first :]
+
+    @property
+    def peak(self) -> int:
+        return max(range(self.first, len(self.reward)), key=self.reward.__getitem__)
+
+    @property
+    def fell(self) -> bool:
+        """Whether the reward is now below its start."""
+        return self.end < self.start - COLLAPSE * self.error
+
+
+def window(planned: int) -> int:
+    """An odd number of steps, so that a mean has a middle."""
+    return max(3, planned // WINDOW | 1)
+
+
+def curve(rewards: Sequence[float], planned: int) -> Curve | None:
+    """Of a ramp of so many planned steps; None where there are too few yet to know the start and the noise.
+
+    Noise is taken from the differences between neighbours up to the peak, which a rise over many steps hardly touches.
+    """
+    width = window(planned)
+    if len(rewards) < 3 * width:
+        return None
+    smooth = smoothed(rewards, width)
+    before = rewards[: max(2 * width, smooth.index(max(smooth)) + 1)]
+    steps = [(later - earlier) ** 2 for earlier, later in itertools.pairwise(before)]
+    error = math.sqrt(statistics.fmean(steps) / 2 * (1 / width + 1 / (2 * width)))
+    return Curve(smooth, 2 * width, statistics.fmean(rewards[: 2 * width]), statistics.fmean(rewards[-width:]), error)
+
+
+def smoothed(values: Sequence[float], width: int) -> list[float]:
+    """The mean of the values around each; at the ends, of those that there are."""
+    half = width // 2
+    return [statistics.fmean(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
+
+
+def read(
+    rates: Sequence[float], rewards: Sequence[float], kls: Sequence[float], planned: int, full_updates: float
+) -> Reading:
+    """Judges a ramp for runs that make as much way as `full_updates` at their peak rate."""
+    found = curve(rewards, planned)
+    if found is None:
+        return Reading([0.0] * len(rates), None, None, f"The ramp broke off after {len(rates)} steps: too few to judge.")
+    kl = smoothed(kls, window(planned))
+    score = [gain / max(spent, LEAST_KL) for gain, spent in zip(found.gain, kl, strict=True)]
+    if max(score) == 0:
+        return Reading(score, None, None, _no_gain(rates, found))
+    updates, speed = min(full_updates, PATIENCE), rates[found.peak - 1]
+    slow = distance_at_score(rates, score[: found.peak + 1]) / updates
+    fast = min(speed, math.sqrt(speed * sum(rates[: found.peak]) / updates))
+    low, high = min(slow, fast), fast
+    suggested = float(f"{math.sqrt(low * high):.2g}")
+    return Reading(score, suggested, (low, high), _conclusion(found, kl[found.peak], (slow, fast), speed, suggested))
+
+
+def distance_at_score(rates: Sequence[float], score: Sequence[float]) -> float:
+    """How far the ramp had come, by the sum of its rates, where the score lies: its centre of gravity over the steps."""
+    travelled = [sum(rates[:step]) for step in range(len(score))]
+    pairs = [(weight, far) for weight, far in zip(score, travelled, strict=True) if weight > 0]
+    return math.exp(sum(weight * math.log(far) for weight, far in pairs) / sum(weight for weight, _ in pairs))
+
+
+def _no_gain(rates: Sequence[float], found: Curve) -> str:
+    if found.fell:
+        held = [i for i, value in enumerate(found.reward) if value >= found.start - NOISE * found.error]
+        return (
+            f"No rate raised the reward beyond noise, and beyond {rates[max([0, *held])]:.1e} it fell: "
+            "there is nothing to learn from this reward, or the steps are too few to show it."
+        )
+    return f"No rate from {rates[0]:.1e} to {rates[-1]:.1e} moved the reward beyond noise."
+
+
+def _conclusion(found: Curve, kl: float, bounds: tuple[float, float], speed: float, suggested: float) -> str:
+    slow, fast = bounds
+    rise = f"The reward rose from {found.start:.2f} to {found.reward[found.peak]:.2f} at a KL of {kl:.2g}"
+    if slow > fast:
+        return f"{rise}. The run is too short to come as far at a safe rate; {suggested:.1e} is the highest that was borne."
+    ended = found.peak >= len(found.reward) - 2
+    limit = "was still rising at the end of the ramp" if ended else f"fell beyond a rate of {speed:.1e}"
+    return f"{rise}, and {limit}. For this run {slow:.1e} to {fast:.1e} should do; {suggested:.1e} is in the middle."

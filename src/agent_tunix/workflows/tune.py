@@ -1,0 +1,137 @@
+"""`agent-tunix tune`: coarse rate, fine rate, warm-up and weight decay, in one command and within a budget.
+
+The folder of a search holds `tune.yaml` (its configuration), `tune.json` (its record), the sweeps of its stages, and at the
+end `best.yaml`. Started again with the same configuration in the same folder, a search goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from agent_tunix.config.load import read_config, validate
+from agent_tunix.config.tuning import TuneConfig
+from agent_tunix.engine.guard import Interruption
+from agent_tunix.engine.metrics import Record, replace_text
+from agent_tunix.errors import UserError
+from agent_tunix.workflows import setup
+from agent_tunix.workflows.diagnosis.remedies import leaves
+from agent_tunix.workflows.plan import Plan
+from agent_tunix.workflows.train import prepare
+from agent_tunix.workflows.tuning.closing import close
+from agent_tunix.workflows.tuning.halving import Price, lengths, longest, rungs, whole_cost
+from agent_tunix.workflows.tuning.search import measure_pace, search
+from agent_tunix.workflows.tuning.session import EndedError, Session
+from agent_tunix.workflows.tuning.stages import Settings, brackets, candidate, shortened, stages, start, training_config
+
+MARGIN = 0.9  # of a budget in time: what was measured is not quite what will be
+
+
+def run(cfg: TuneConfig, folder: Path, console: Console, overrides: Sequence[str] = ()) -> Record:
+    """Searches, or goes on with the search in `folder`; returns what it also writes to tune.json."""
+    earlier = check(cfg, folder)
+    setup.start_device()
+    with Interruption() as interruption:
+        s, plan = begin(cfg, folder, console, overrides, interruption)
+        settings, best = start(cfg), None
+        try:
+            fit(s, plan, settings, earlier)
+            best = search(s, settings)
+            status, words = "completed", ""
+        except EndedError as end:
+            status, words = end.status, str(end)
+    if not (folder / "tune.yaml").exists():
+        s.say(f"{words} Nothing was tried yet.")
+        return s.record
+    close(s, plan, best, settings, status, words)
+    return s.record
+
+
+def check(cfg: TuneConfig, folder: Path) -> Record:
+    """Refuses what cannot be tuned; returns the record of the search that is to be gone on with, or an empty one."""
+    if cfg.dry_run or cfg.training.resume:
+        raise UserError("tune makes runs of its own: it takes neither dry_run nor training.resume.")
+    if (folder / "config.yaml").exists() or (folder / "sweep.json").exists():
+        raise UserError(f"{folder} holds a run or a sweep; choose another folder.")
+    if not (folder / "tune.yaml").exists():
+        return {}
+    saved = leaves(validate(read_config(folder / "tune.yaml"), TuneConfig).model_dump(mode="json"))
+    wanted = leaves(cfg.model_dump(mode="json"))
+    differing = [key for key in {**saved, **wanted} if saved.get(key) != wanted.get(key)]
+    if differing:
+        raise UserError(
+            f"{folder} holds a search with another configuration, which differs in {', '.join(differing)}. "
+            "Go on with the same overrides, or choose another folder."
+        )
+    return json.loads((folder / "tune.json").read_text())
+
+
+def begin(
+    cfg: TuneConfig, folder: Path, console: Console, overrides: Sequence[str], interruption: Interruption
+) -> tuple[Session, Plan]:
+    """Loads what all candidates share; whatever the user must mend is found here, before anything is written."""
+    shelf, whole = setup.Shelf(), training_config(cfg)
+
+    def notice(text: str) -> None:
+        console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+    plan = prepare(whole, shelf, notice).plan
+    for stage in stages(cfg, start(cfg), plan.total_steps):
+        for value in stage.values:
+            candidate(whole, {**start(cfg), stage.key: value})
+    record: Record = {
+        "status": "running",
+        "budget": str(cfg.tune.budget),
+        "stages": [],
+        "best": {},
+        "command": "",
+        "verdict": "",
+    }
+    return Session(cfg, whole, [plan.total_steps], folder, overrides, console, shelf, interruption, record), plan
+
+
+def fit(s: Session, plan: Plan, settings: Settings, earlier: Record) -> None:
+    """Sets how long candidates run, so that the whole search is sure to stay within the budget."""
+    if earlier:
+        batches, s.price, s.spent = earlier["batches"], Price(**earlier["price"]), earlier["seconds"]
+        s.say(f"Going on with the search in {s.folder}.")
+    else:
+        limit = s.cfg.tune.seconds
+        s.price = Price() if limit is None else measure_pace(s, settings, plan.iterations)
+        budget = float(s.cfg.tune.budget) if limit is None else MARGIN * limit - s.seconds()
+        batches = _affordable(s, plan, budget)
+    s.base, s.places = shortened(s.base, plan, batches), rungs(batches, plan.iterations)
+    price = {"update": s.price.update, "rung": s.price.rung}
+    s.record |= {"batches": batches, "updates": s.end, "rungs": list(s.places), "price": price}
+    s.folder.mkdir(parents=True, exist_ok=True)
+    s.write()
+    replace_text(s.folder / "tune.yaml", OmegaConf.to_yaml(OmegaConf.create(s.cfg.model_dump(mode="json"))))
+    of = "" if s.end == plan.total_steps else f" of the {plan.total_steps} that the whole run has"
+    s.say(f"Candidates run for {s.end} updates{of} and are compared after {', '.join(map(str, s.places))}.")
+
+
+def _affordable(s: Session, plan: Plan, budget: float) -> int:
+    def cost(batches: int) -> float:
+        places = rungs(batches, plan.iterations)
+        more = s.cfg.tune.finalists * (s.cfg.tune.seeds - 1)
+        return whole_cost(brackets(s.cfg, places[-1]), places, more, s.price)
+
+    possible = lengths(plan.batches_per_epoch, plan.total_batches // plan.batches_per_epoch)
+    found = longest(budget, possible, cost)
+    if found is None:
+        least = min(possible)
+        if s.cfg.tune.seconds is None:
+            enough = str(math.ceil(cost(least)))
+        else:
+            enough = f"{math.ceil((cost(least) + s.seconds()) / MARGIN / 60)}m"
+        raise UserError(
+            f"tune.budget={s.cfg.tune.budget} is too small: with runs of {least * plan.iterations} updates, the shortest "
+            f"worth comparing, the search may take {enough}. Set tune.budget={enough}, or lower tune.seeds, "
+            "tune.finalists or tune.rates."
+        )
+    return found

@@ -1,0 +1,101 @@
+"""The close of a search: the verdict, `best.yaml`, and the command of step 5."""
+
+from __future__ import annotations
+
+from omegaconf import OmegaConf
+
+from agent_tunix.engine.metrics import replace_text
+from agent_tunix.workflows.diagnosis.remedies import join, less, value_text
+from agent_tunix.workflows.plan import Plan
+from agent_tunix.workflows.report.page import report_on
+from agent_tunix.workflows.tuning import wording
+from agent_tunix.workflows.tuning.search import FINALISTS, Best
+from agent_tunix.workflows.tuning.session import Session
+from agent_tunix.workflows.tuning.stages import LR_MIN, RATE, Settings, candidate, possible, stages, start
+
+HEAD = """# @package _global_
+# Found by agent-tunix tune. {verdict}
+# In conf/experiment/best.yaml it is +experiment=best, and beside another '+experiment=[quick_test,best]';
+# in conf/optimizer/best.yaml it is optimizer=best.
+"""
+
+
+def close(s: Session, plan: Plan, best: Best | None, settings: Settings, status: str, words: str) -> None:
+    """Writes and shows what a search came to; `settings` are the best so far where it ended early."""
+    concluded = [stage for stage in s.record["stages"] if stage["chosen"] is not None]
+    found = best or Best(settings, [accuracy for one, accuracy in s.ended() if one == settings][:1])
+    s.record["status"] = status
+    if concluded:
+        changed = possible(s.base, found.settings)
+        s.record["best"] = changed
+        s.record["command"] = step_5(s, changed)
+        s.record["verdict"] = _verdict(s, plan, found, best is not None, words)
+        replace_text(s.folder / "best.yaml", best_yaml(s, changed))
+    else:
+        s.record["verdict"] = words
+    s.write()
+    report_on(s.folder, s.say)
+    _show(s)
+
+
+def step_5(s: Session, changed: Settings) -> str:
+    """The whole run with the best settings, by the user's own overrides."""
+    own = less(s.overrides, "tune.", *changed)
+    return join([*own, *(f"{key}={value_text(value)}" for key, value in changed.items())])
+
+
+def best_yaml(s: Session, changed: Settings) -> str:
+    """One file that serves as an experiment and as an optimizer: it says from the root which section it fills."""
+    optimizer = candidate(s.base, changed).optimizer.model_dump(mode="json")
+    tree = {"optimizer": {key: value for key, value in optimizer.items() if value is not None}}
+    if LR_MIN in changed:
+        tree["scheduler"] = {"lr_min": changed[LR_MIN]}
+    return HEAD.format(verdict=s.record["verdict"]) + OmegaConf.to_yaml(OmegaConf.create(tree))
+
+
+def _verdict(s: Session, plan: Plan, found: Best, whole: bool, words: str) -> str:
+    before = next((a.share for trial in s.trials if (a := trial.accuracy(0)) is not None), None)
+    notes = [words, _not_done(s)] if not whole else []
+    notes += [_within_noise(found), _unmoved(s), _at_the_edge(s, found.settings), _shorter(s, plan), _without_warm_up(s)]
+    return wording.verdict(found.settings, found.accuracies, before, [note for note in notes if note])
+
+
+def _not_done(s: Session) -> str:
+    done = {stage["name"] for stage in s.record["stages"] if stage["chosen"] is not None}
+    left = [stage.title for stage in stages(s.cfg, start(s.cfg), s.end) if stage.name not in done]
+    return f"Not done: {', '.join([*left, *(['finalists'] if FINALISTS not in done else [])]).lower()}."
+
+
+def _within_noise(found: Best) -> str:
+    return f"No difference within noise from {'; '.join(map(wording.label, found.tied))}." if found.tied else ""
+
+
+def _unmoved(s: Session) -> str:
+    same = [stage["title"].lower() for stage in s.record["stages"] if stage.get("no_difference")]
+    return f"No difference within noise between the values that were tried of {', '.join(same)}." if same else ""
+
+
+def _at_the_edge(s: Session, settings: Settings) -> str:
+    tried = stages(s.cfg, start(s.cfg), s.end)[0].values
+    if min(tried) < settings[RATE] < max(tried):
+        return ""
+    grid = f"{min(tried):g} to {max(tried):g}"
+    return f"The rate is at the edge of what was tried, {grid}: tune.rates={len(tried) + 2} looks further."
+
+
+def _shorter(s: Session, plan: Plan) -> str:
+    short = s.end < plan.total_steps
+    return f"It was found with runs of {s.end} updates; the whole run has {plan.total_steps}." if short else ""
+
+
+def _without_warm_up(s: Session) -> str:
+    given = s.cfg.scheduler.warmup_steps
+    return "" if given is None else f"scheduler.warmup_steps={given} is given, so the warm-up ratio was not tuned."
+
+
+def _show(s: Session) -> None:
+    s.say(f"\n{s.record['verdict']}\nSearch folder: {s.folder}, with report.html ({s.record['seconds']:.0f} s)")
+    if s.record["status"] == "interrupted":
+        s.say(f"\nTo go on:\n  {join([*s.overrides, f'hydra.run.dir={s.folder}'], 'tune')}")
+    if s.record["command"]:
+        s.say(f"\nThe settings, as a file: {s.folder / 'best.yaml'}\nStep 5, the whole run:\n  {s.record['command']}")

@@ -1,0 +1,126 @@
+"""Which candidate is kept: by held-out accuracy, with its noise.
+
+One run of each: accuracies are told apart from two standard errors of their binomial noise on. Several seeds of each: runs
+of one seed share data and beginning, so they are compared in pairs, by Student's t over the seeds; where seeds happen to
+agree by chance that would be too sure, so an interval is never narrower than binomial noise allows. A challenger takes the
+incumbent's place only if it is told from it: otherwise there is no difference within noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+
+from agent_tunix.workflows.diagnosis.records import Z95, Accuracy, difference
+from agent_tunix.workflows.tuning.halving import LEAST_KEPT
+
+TOLD_APART = 2.0  # standard errors
+T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # two-sided 95 %, by degrees of freedom from 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A candidate's value and its accuracy at a rung; None where it diverged on the way."""
+
+    value: float
+    accuracy: Accuracy | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """A share, or a difference of shares, with its 95 % interval."""
+
+    middle: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{100 * self.middle:.1f} % ({100 * self.low:.1f} to {100 * self.high:.1f})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """Another value against the chosen one, at the last rung that both were at."""
+
+    value: float
+    accuracy: Accuracy | None
+    chosen: Accuracy
+
+    @property
+    def tied(self) -> bool:
+        return self.accuracy is not None and tied(self.accuracy, self.chosen)
+
+
+def tied(one: Accuracy, other: Accuracy) -> bool:
+    return abs(difference(one, other).z) < TOLD_APART
+
+
+def ranked(results: Sequence[Result], incumbent: float) -> list[Result]:
+    """Those that have an accuracy, the best first; an incumbent that noise does not tell from the best comes before it.
+
+    Of equal ones the value nearer to the incumbent comes first.
+    """
+    measured = [(result, result.accuracy) for result in results if result.accuracy is not None]
+    if not measured:
+        return []
+    best = max((accuracy for _, accuracy in measured), key=lambda accuracy: accuracy.share)
+
+    def place(pair: tuple[Result, Accuracy]) -> tuple:
+        result, accuracy = pair
+        kept = result.value == incumbent and tied(accuracy, best)
+        return not kept, -accuracy.share, abs(result.value - incumbent), result.value
+
+    return [result for result, _ in sorted(measured, key=place)]
+
+
+def survivors(results: Sequence[Result], incumbent: float, most: int) -> list[Result]:
+    """Those that go on: all that noise does not tell from the first, at most so many, and at least two."""
+    ordered = [(r, r.accuracy) for r in ranked(results, incumbent)[:most] if r.accuracy is not None]
+    return [r for i, (r, accuracy) in enumerate(ordered) if i < LEAST_KEPT or tied(accuracy, ordered[0][1])]
+
+
+def choose(results: Sequence[Result], incumbent: float) -> float | None:
+    """The value that a stage ends with; None where every candidate diverged."""
+    return next((result.value for result in ranked(results, incumbent)), None)
+
+
+def standings(history: Sequence[Sequence[Result]], chosen: float) -> list[Standing]:
+    """Every other value of a stage against the chosen one; `history` has the results of each rung."""
+    found: dict[float, Standing] = {}
+    for results in history:
+        against = next(result.accuracy for result in results if result.value == chosen)
+        assert against is not None, "the chosen value came to the end"
+        found |= {r.value: Standing(r.value, r.accuracy, against) for r in results if r.value != chosen}
+    return [found[value] for value in sorted(found)]
+
+
+def over_seeds(accuracies: Sequence[Accuracy]) -> Interval:
+    """The mean over seeds: the wider of Wilson's interval for all problems together and Student's over the seeds."""
+    mean, spread = statistics.fmean(a.share for a in accuracies), _student([a.share for a in accuracies])
+    low, high = Accuracy(accuracies[0].step, mean, sum(a.n for a in accuracies)).interval
+    return Interval(mean, max(0.0, min(low, mean - spread)), min(1.0, max(high, mean + spread)))
+
+
+def paired_difference(ones: Sequence[Accuracy], others: Sequence[Accuracy]) -> Interval:
+    """Of accuracies of the same seeds, the second less the first."""
+    changes = [difference(one, other) for one, other in zip(ones, others, strict=True)]
+    middle = statistics.fmean(change.gain for change in changes)
+    binomial = Z95 * math.sqrt(sum(change.error**2 for change in changes)) / len(changes)
+    spread = max(binomial, _student([change.gain for change in changes]))
+    return Interval(middle, middle - spread, middle + spread)
+
+
+def best_finalist(finalists: Sequence[Sequence[Accuracy]]) -> int:
+    """The first, unless another is better by more than noise; of several such, the one that gains most."""
+    gains = [paired_difference(finalists[0], finalist) for finalist in finalists]
+    better = [i for i, gain in enumerate(gains) if gain.low > 0]
+    return max(better, key=lambda i: gains[i].middle, default=0)
+
+
+def _student(values: Sequence[float]) -> float:
+    """Half of the interval for the mean of a few values; nothing is known from one."""
+    if len(values) < 2:
+        return 0.0
+    return T[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))

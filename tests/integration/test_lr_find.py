@@ -1,0 +1,64 @@
+"""`agent-tunix lr-find` on the tiny model, whose good rates are known: 2e-6 to 3e-5."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agent_tunix.engine.metrics import read_records
+
+SMALL = ["evaluation.num_examples=8", "hydra.run.dir=out"]
+
+
+def test_the_suggestion_lies_where_a_full_sweep_finds_the_good_rates(command, tmp_path):
+    outcome = command("lr-find", "+experiment=quick_test", "lr_find.num_steps=20", *SMALL)
+    assert outcome.code == 0, outcome.err
+    found = json.loads((tmp_path / "out" / "lr_find.json").read_text())
+    assert list(found) == ["rates", "reward", "kl", "score", "suggested", "range", "conclusion"]
+    assert 2e-6 <= found["suggested"] <= 3e-5
+    assert found["range"][0] < found["suggested"] < found["range"][1]
+    assert f"optimizer.learning_rate={found['suggested']:g}" in outcome.out
+    assert found["conclusion"] in outcome.out.replace("\n", " ")
+
+    records = read_records(tmp_path / "out" / "metrics.jsonl")
+    assert found["rates"] == [record["lr"] for record in records]
+    assert found["reward"] == [record["reward/mean"] for record in records]
+    assert found["rates"] == pytest.approx([1e-7 * 1e4 ** (t / 19) for t in range(len(records))], rel=1e-4)
+    assert len(records) < 20, "the ramp ends where the reward has fallen"
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    asked = f"+experiment=quick_test evaluation.num_examples=8 optimizer.learning_rate={found['suggested']:g}"
+    assert summary["advice"][0].endswith(asked)
+    assert (tmp_path / "out" / "lr_find.svg").read_text().startswith("<svg")
+    assert not (tmp_path / "out" / "checkpoints").exists()
+
+
+def test_a_ramp_without_a_signal_says_so_and_what_to_try(command, tmp_path):
+    low = ["lr_find.lr_low=1e-12", "lr_find.lr_high=1e-10", "lr_find.num_steps=12", "grpo.beta=0", "grpo.num_iterations=2"]
+    outcome = command("lr-find", "model=gemma3_tiny", *low, *SMALL)
+    assert outcome.code == 0, outcome.err
+    found = json.loads((tmp_path / "out" / "lr_find.json").read_text())
+    assert found["suggested"] is None
+    assert found["range"] is None
+    assert len(found["rates"]) == 6, "one of each batch"
+    advice = json.loads((tmp_path / "out" / "summary.json").read_text())["advice"]
+    assert advice[0].endswith("lr_find.num_steps=24")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["lr_find.lr_low=1e-3", "lr_find.lr_high=1e-5"], "lr_find.lr_low=0.001 is not below lr_find.lr_high=1e-05"),
+        (["lr_find.num_steps=3"], "lr_find.num_steps=3: must be greater than or equal to 12"),
+        (["lr_find.steps=30"], "lr_find.steps: unknown key; did you mean lr_find.num_steps?"),
+        (["+experiment=warm_start"], "training.method=supervised: lr-find goes by reward"),
+        (["dry_run=true"], "neither dry_run nor training.resume"),
+        (["data.num_examples=64"], "the data holds only"),
+    ],
+)
+def test_what_cannot_be_ramped_is_refused_and_nothing_is_written(command, tmp_path, overrides, said):
+    outcome = command("lr-find", "model=gemma3_tiny", *overrides, *SMALL)
+    assert outcome.code == 2
+    assert said in outcome.err
+    assert not (tmp_path / "out").exists()

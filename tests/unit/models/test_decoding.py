@@ -1,0 +1,124 @@
+"""The kernels run here in Pallas's interpreter, in float32, against the plain forward pass; a GPU runs them in bfloat16."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agent_tunix.models import attention_kernels, decoding, gemma3, lora
+from agent_tunix.models.lora import Adapters
+from agent_tunix.models.weights import init_weights
+from agent_tunix.types import Prompts
+
+POLICIES, GROUP, STEPS = 3, 3, 7
+ROWS = 3 * GROUP  # of one policy
+
+
+def random(rng: np.random.Generator, like) -> jax.Array:
+    return jnp.asarray(rng.normal(0, 0.15, like.shape), like.dtype)
+
+
+@pytest.fixture(scope="module")
+def arch(arch):
+    """A local and a global layer, wide enough for a rank's worth of columns of a module; completions outgrow the window."""
+    return dataclasses.replace(arch, num_layers=2, embed_dim=96, num_heads=4, num_kv_heads=2, head_dim=16, hidden_dim=160)
+
+
+@pytest.fixture(scope="module")
+def weights(arch):
+    like = jax.eval_shape(lambda: init_weights(jax.random.key(0), arch, jnp.float32))
+    return jax.tree.map(partial(random, np.random.default_rng(0)), like)
+
+
+@pytest.fixture(scope="module")
+def members(arch) -> list[Adapters]:
+    """Adapters that have learnt something, on some modules only."""
+
+    modules = lora.select_modules("(q|o|up|down)_proj", arch.num_layers)
+    like = jax.eval_shape(lambda: lora.init_adapters(jax.random.key(0), arch, modules, 3, 6.0))
+    return [jax.tree.map(partial(random, np.random.default_rng(seed)), like) for seed in range(POLICIES)]
+
+
+@pytest.fixture(scope="module")
+def everyones(prompts) -> Prompts:
+    """Prompts of 7, 3 and 5 tokens for every policy."""
+    return jax.tree.map(lambda x: jnp.asarray(np.tile(x, (POLICIES, 1))), prompts)
+
+
+@pytest.fixture(scope="module")
+def completions() -> jax.Array:
+    return jnp.asarray(np.random.default_rng(0).integers(3, 40, (POLICIES * ROWS, STEPS)))
+
+
+@pytest.fixture(scope="module")
+def token_by_token(weights, arch):
+    """Hidden states [B, C, D] of completions that are read a token at a time; tiles of 4 slots put edges everywhere."""
+
+    def read_all(way, adapters, prompts: Prompts, tokens_BC: jax.Array, **options) -> np.ndarray:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(attention_kernels, "KEY_TILE", 4)
+            _, prompt = gemma3.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
+            written, read = way(weights, adapters, arch, prompt, GROUP, STEPS, **options)
+            read, hidden, going = jax.jit(read), [], jnp.zeros(len(tokens_BC), bool)
+            for slot in range(STEPS):
+                hidden_BD, written = read(written, tokens_BC[:, slot], slot, going)
+                hidden.append(hidden_BD)
+        return np.stack(hidden, axis=1)
+
+    return read_all
+
+
+@pytest.fixture(scope="module")
+def together(token_by_token, members, everyones, completions):
+    """By kernels, all policies in one; computed by the first test that asks."""
+    return cache(lambda: token_by_token(decoding._by_kernels, lora.stack(members), everyones, completions, interpret=True))
+
+
+@pytest.fixture(scope="module")
+def at_once(weights, arch, members, everyones, completions):
+    """The same in one pass over whole completions."""
+
+    @cache
+    def read():
+        adapters = lora.stack(members)
+        _, prompt = gemma3.forward(weights, adapters, arch, everyones.tokens_PS, everyones.positions_PS)
+        positions_BC = jnp.repeat(everyones.positions_PS[:, -1:] + 1, GROUP, axis=0) + jnp.arange(STEPS)
+        return np.asarray(gemma3.forward(weights, adapters, arch, completions, positions_BC, (prompt,))[0])
+
+    return read
+
+
+def test_kernels_read_what_the_forward_pass_reads(together, at_once):
+    np.testing.assert_allclose(together(), at_once(), atol=2e-5)
+
+
+def test_the_plain_way_reads_a_token_at_a_time_what_it_reads_at_once(
+    token_by_token, members, everyones, completions, at_once
+):
+    got = token_by_token(decoding._by_forward, lora.stack(members), everyones, completions)
+    np.testing.assert_allclose(got, at_once(), atol=2e-5)
+
+
+def test_a_policy_reads_alone_what_it_reads_among_others(token_by_token, members, prompts, completions, together):
+    own = slice(ROWS, 2 * ROWS)
+    alone = token_by_token(decoding._by_kernels, members[1], prompts, completions[own], interpret=True)
+    np.testing.assert_allclose(together()[own], alone, atol=1e-5)
+
+
+def test_an_adapter_that_rounding_would_swallow_is_kept(weights, members):
+    """Added to a bfloat16 weight, an update a thousandth of it leaves no trace; the product carries it beside the weight."""
+    assert jnp.bfloat16(0.02) + jnp.bfloat16(1e-5) == jnp.bfloat16(0.02)
+    tiny = dataclasses.replace(members[0], b=jax.tree.map(lambda b: 1e-4 * b, members[0].b))
+    base = jax.tree.map(lambda w: w.astype(jnp.bfloat16), weights)
+    pairs = {name: (a[:, None], b[:, None]) for name, (a, b) in tiny.by_module().items()}
+    product = decoding._product(base, pairs, ("q_proj",), policies=1, rank=32)
+    base_rows, a_rows = jnp.split(product.rows_UE, [product.parts[0]], axis=1)
+    np.testing.assert_array_equal(base_rows, base.layers.q_proj.swapaxes(1, 2))
+    carried = product.b_MUr[:, 0].astype(jnp.float32) @ a_rows.astype(jnp.float32)
+    want = jnp.matmul(*pairs["q_proj"], precision="highest")[:, 0].swapaxes(1, 2)
+    assert np.abs(carried - want).max() < 0.02 * np.abs(want).max()

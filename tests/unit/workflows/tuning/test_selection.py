@@ -1,0 +1,119 @@
+"""Who is kept: by accuracy, and only as far as noise allows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_tunix.workflows.diagnosis.records import Accuracy
+from agent_tunix.workflows.tuning.selection import (
+    Result,
+    best_finalist,
+    choose,
+    over_seeds,
+    paired_difference,
+    ranked,
+    standings,
+    survivors,
+    tied,
+)
+
+COUNTS = st.dictionaries(st.sampled_from([1e-7, 1e-6, 1e-5, 1e-4, 1e-3]), st.none() | st.integers(0, 200), min_size=1)
+
+
+def results(counts: dict[float, int | None], n: int = 200) -> list[Result]:
+    return [Result(value, None if right is None else Accuracy(10, right / n, n)) for value, right in counts.items()]
+
+
+def seeds(*shares: float, n: int = 200) -> list[Accuracy]:
+    return [Accuracy(40, share, n) for share in shares]
+
+
+@given(counts=COUNTS, order=st.randoms(use_true_random=False))
+def test_the_order_of_candidates_does_not_matter(counts, order):
+    found = results(counts)
+    shuffled = order.sample(found, len(found))
+    assert ranked(found, 1e-5) == ranked(shuffled, 1e-5)
+    assert survivors(found, 1e-5, 2) == survivors(shuffled, 1e-5, 2)
+    assert choose(found, 1e-5) == choose(shuffled, 1e-5)
+
+
+@given(counts=COUNTS, most=st.integers(1, 5))
+def test_survivors_are_measured_few_and_never_worse_than_those_that_are_dropped(counts, most):
+    found = results(counts)
+    measured = [r for r in found if r.accuracy]
+    kept = survivors(found, 1e-5, most)
+    assert min(2, most, len(measured)) <= len(kept) <= most
+    assert all(r.accuracy for r in kept)
+    ruled = [r for r in kept if r.value != 1e-5]
+    for dropped in (r for r in measured if r not in kept):
+        assert all(r.accuracy.share >= dropped.accuracy.share for r in ruled)
+
+
+@given(counts=COUNTS)
+def test_the_incumbent_is_kept_unless_another_is_better_beyond_noise(counts):
+    found = results(counts)
+    chosen, own = choose(found, 1e-5), counts.get(1e-5)
+    measured = [r.accuracy for r in found if r.accuracy]
+    if not measured:
+        assert chosen is None
+    elif own is not None and all(tied(a, Accuracy(10, own / 200, 200)) or a.share < own / 200 for a in measured):
+        assert chosen == 1e-5
+    else:
+        assert counts[chosen] == max(right for right in counts.values() if right is not None)
+
+
+def test_a_known_sweep_has_its_known_answer():
+    ends = results({1e-7: 75, 1e-6: 107, 1e-5: 193, 1e-4: 3})
+    assert choose(ends, 1e-7) == 1e-5
+    assert [r.value for r in survivors(ends, 1e-5, 2)] == [1e-5, 1e-6]
+
+
+def test_equals_give_way_to_the_value_nearer_to_the_incumbent():
+    assert [r.value for r in ranked(results({1e-7: 50, 1e-6: 50, 1e-4: 50}), 1e-5)] == [1e-6, 1e-7, 1e-4]
+
+
+def test_standings_compare_each_value_where_both_were_last():
+    history = [results({1e-6: 80, 1e-5: 120, 1e-4: 10, 1e-3: None}), results({1e-6: 185, 1e-5: 190})]
+    found = {one.value: one for one in standings(history, 1e-5)}
+    assert {value: one.tied for value, one in found.items()} == {1e-6: True, 1e-4: False, 1e-3: False}
+    assert found[1e-6].chosen.share == 0.95
+    assert found[1e-4].chosen.share == 0.6
+
+
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=10))
+def test_an_interval_holds_its_mean_and_is_never_narrower_than_binomial_noise(rights):
+    found = over_seeds(seeds(*(right / 200 for right in rights)))
+    low, high = Accuracy(40, sum(rights) / 200 / len(rights), 200 * len(rights)).interval
+    assert 0 <= found.low <= low + 1e-12
+    assert low <= found.middle + 1e-12
+    assert found.middle <= high + 1e-12
+    assert high - 1e-12 <= found.high <= 1
+
+
+def test_the_interval_covers_the_mean_of_seeds_that_differ():
+    """Seeds whose own success rates scatter by 5 points: binomial noise alone would be far too sure."""
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(500):
+        rates = np.clip(rng.normal(0.6, 0.05, size=4), 0, 1)
+        interval = over_seeds(seeds(*(rng.binomial(1000, rate) / 1000 for rate in rates), n=1000))
+        covered += interval.low <= 0.6 <= interval.high
+    assert covered / 500 > 0.93
+
+
+def test_a_difference_is_taken_seed_by_seed():
+    first, second = seeds(0.30, 0.60, 0.90), seeds(0.40, 0.70, 0.99)
+    assert paired_difference(first, second).low > 0, "seeds scatter, and the difference does not"
+    assert paired_difference(second, first).middle == pytest.approx(-paired_difference(first, second).middle)
+    assert paired_difference(first, first).low < 0 < paired_difference(first, first).high
+
+
+def test_the_first_finalist_is_kept_unless_another_is_better_beyond_noise():
+    own = seeds(0.80, 0.82, 0.81)
+    assert best_finalist([own]) == 0
+    assert best_finalist([own, seeds(0.82, 0.83, 0.82)]) == 0
+    assert best_finalist([own, seeds(0.60, 0.62, 0.61), seeds(0.95, 0.97, 0.96)]) == 2
+    assert best_finalist([own, seeds(0.99, 0.99, 0.40)]) == 0
