@@ -16,6 +16,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from agent_tunix.models.mesh import EVERYWHERE, cut
 from agent_tunix.types import pytree
 
 LOGITS_BUDGET = 2**27  # float32 logits alive at once while log-probabilities are taken: 512 MiB
@@ -116,7 +117,7 @@ def _scores_forward(hidden_ND, tokens_N, embed_VD, temperature, rows: int):
         logprobs_nV = _log_softmax(hidden_nD, embed_VD, temperature)
         probs_nV = jnp.exp(logprobs_nV)
         expected_nD = jnp.matmul(probs_nV.astype(embed_VD.dtype), embed_VD, preferred_element_type=jnp.float32)
-        return _chosen(logprobs_nV, tokens_n), -(probs_nV * logprobs_nV).sum(axis=-1), expected_nD
+        return _chosen(logprobs_nV, tokens_n), -(probs_nV * logprobs_nV).sum(axis=-1), cut(expected_nD, "fsdp")
 
     logprobs_N, entropy_N, expected_ND = _by_chunks(score, rows, hidden_ND, tokens_N)
     return (logprobs_N, entropy_N), (hidden_ND, tokens_N, embed_VD, temperature, expected_ND)
@@ -143,7 +144,9 @@ _scores.defvjp(_scores_forward, _scores_backward)
 
 
 def _log_softmax(hidden_nD, embed_VD, temperature) -> jax.Array:
-    logits_nV = jnp.einsum("nd,vd->nv", hidden_nD, embed_VD, preferred_element_type=jnp.float32)
+    """On a mesh every device has the logits of all rows for its part of the vocabulary."""
+    logits_nV = jnp.einsum("nd,vd->nv", cut(hidden_nD), embed_VD, preferred_element_type=jnp.float32)
+    logits_nV = cut(logits_nV, None, EVERYWHERE)
     return jax.nn.log_softmax(logits_nV / temperature, axis=-1)
 
 
@@ -155,7 +158,7 @@ def _chunks(rows: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Leading axes cut into pieces of so many rows, the last filled up with zeros."""
     count = -(-arrays[0].shape[0] // rows)
     filled = [jnp.pad(x, [(0, count * rows - x.shape[0]), *[(0, 0)] * (x.ndim - 1)]) for x in arrays]
-    return tuple(x.reshape(count, rows, *x.shape[1:]) for x in filled)
+    return tuple(cut(x.reshape(count, rows, *x.shape[1:]), None, "fsdp") for x in filled)
 
 
 def _by_chunks(function, rows: int, *arrays: jax.Array):

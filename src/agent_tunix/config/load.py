@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from yaml import YAMLError
 
+from agent_tunix.config import mesh_shape
 from agent_tunix.config.schema import Config
 from agent_tunix.errors import UserError
 
@@ -36,7 +37,7 @@ def validate(composed: DictConfig | Mapping[str, Any], kind: type[C]) -> C:
         container = OmegaConf.to_container(composed, resolve=True) if OmegaConf.is_config(composed) else dict(composed)
     except OmegaConfBaseException as fault:
         raise UserError(f"The configuration does not resolve: {fault}") from fault
-    impossible = list(_impossible(container))
+    impossible = [*_impossible(container), *_misfits(container, trains=kind is Config)]
     try:
         config = kind.model_validate(container)
     except ValidationError as faults:
@@ -62,6 +63,18 @@ def _impossible(container: Any) -> Iterable[str]:
     rank = value("model", "lora_rank")
     if value("optimizer", "decay_norms") is True and _numbers(rank) and rank > 0:
         yield f"optimizer.decay_norms=true: adapters have no norms to decay; it needs model.lora_rank=0, not {rank}"
+
+
+def _misfits(container: Any, trains: bool) -> Iterable[str]:
+    """Faults of the mesh, where the numbers that it must divide are in order."""
+    model, training = container.get("model"), container.get("training")
+    try:
+        sizes = mesh_shape.sizes_of(model["mesh_shape"])
+        parted = {key: int(model["architecture"][key]) for key in mesh_shape.PARTED_BY_TP}
+        micro_batch = int(training["micro_batch_size"]) if trains else None
+    except (KeyError, TypeError, ValueError):  # the schema says what is wrong with these
+        return ()
+    return mesh_shape.faults(sizes, parted, micro_batch)
 
 
 def _numbers(*values: Any) -> bool:

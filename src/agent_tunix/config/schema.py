@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from agent_tunix.config.mesh_shape import sizes_of
+
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -71,7 +73,7 @@ class ModelSection(Section):
     lora_module_path: str = Field(
         description="Regular expression over Hugging Face module names; modules it finds are adapted."
     )
-    mesh_shape: list[Any] = Field(description="Devices by axis and the names of the axes.")
+    mesh_shape: list[Any] = Field(description="Devices as [[f,t],[fsdp,tp]]: f cut the batch, t cut the heads.")
     guidance: GuidanceSection = Field(description="What suits a model of this size.")
     architecture: ArchitectureSection = Field(description="Numbers of the architecture.")
 
@@ -83,10 +85,9 @@ class ModelSection(Section):
 
     @field_validator("mesh_shape")
     @classmethod
-    def _one_device(cls, mesh: list[Any]) -> list[Any]:
-        if mesh != [[1, 1], ["fsdp", "tp"]]:
-            raise ValueError("must be [[1,1],[fsdp,tp]]: this version runs on one device")
-        return mesh
+    def _is_a_mesh(cls, mesh_shape: list[Any]) -> list[Any]:
+        sizes_of(mesh_shape)
+        return mesh_shape
 
 
 class OptimizerSection(Section):

@@ -23,6 +23,7 @@ from agent_tunix.engine.update import UpdateStats, reference_logprobs, update, u
 from agent_tunix.errors import DivergenceError
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters
+from agent_tunix.models.mesh import on_mesh_of
 from agent_tunix.types import Batch, Rollouts, TrainState
 
 
@@ -42,7 +43,8 @@ class Sample:
     @staticmethod
     def answer(requests: Sequence[Sample]) -> Sequence[Rollouts]:
         first = requests[0]
-        return sample(first.weights, tuple(r.draw for r in requests), arch=first.arch, sampling=first.sampling)
+        with on_mesh_of(first.weights):
+            return sample(first.weights, tuple(r.draw for r in requests), arch=first.arch, sampling=first.sampling)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +68,8 @@ class Reference:
         batches = widened([r.batch for r in requests])
         temperatures = tuple(r.temperature for r in requests)
         static = {"arch": first.arch, "micro_batches": first.micro_batches}
-        found = reference_logprobs(batches, first.weights, first.adapters, temperatures, **static)
+        with on_mesh_of(first.weights):
+            found = reference_logprobs(batches, first.weights, first.adapters, temperatures, **static)
         widths = [r.batch.tokens_BC.shape[1] for r in requests]
         return [logprobs_BC[:, :width] for logprobs_BC, width in zip(found, widths, strict=True)]
 
@@ -92,11 +95,12 @@ class Update:
     def answer(requests: Sequence[Update]) -> Sequence[tuple[TrainState, UpdateStats]]:
         first = requests[0]
         static = {"arch": first.arch, "micro_batches": first.micro_batches, "optimizer": first.optimizer}
-        if len(requests) == 1:
-            return [update(first.state, first.batch, first.weights, first.h, first.max_kl, **static)]
-        batches = widened([r.batch for r in requests])
-        states, hs, max_kls = zip(*((r.state, r.h, r.max_kl) for r in requests), strict=True)
-        return update_together(states, batches, first.weights, hs, max_kls, **static)
+        with on_mesh_of(first.weights):
+            if len(requests) == 1:
+                return [update(first.state, first.batch, first.weights, first.h, first.max_kl, **static)]
+            batches = widened([r.batch for r in requests])
+            states, hs, max_kls = zip(*((r.state, r.h, r.max_kl) for r in requests), strict=True)
+            return update_together(states, batches, first.weights, hs, max_kls, **static)
 
 
 Request = Sample | Reference | Update

@@ -22,6 +22,7 @@ from agent_tunix.engine.top_k import top_k
 from agent_tunix.models import decoding, gemma3, lora
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters
+from agent_tunix.models.mesh import EVERYWHERE, by_rows, cut
 from agent_tunix.types import Prompts, Rollouts, pytree
 
 
@@ -52,7 +53,7 @@ class Draw:
 def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sampling: Sampling) -> tuple[Rollouts, ...]:
     """Draws `num_generations` completions of each prompt of each policy; all bring equally many prompts."""
     adapters = lora.stack([draw.adapters for draw in draws])
-    prompts = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(draw.prompts for draw in draws))
+    prompts = jax.tree.map(lambda *parts: cut(jnp.concatenate(parts), "fsdp"), *(draw.prompts for draw in draws))
     keys_K = jnp.stack([draw.key for draw in draws])
     G, C, K = sampling.num_generations, sampling.max_steps, len(draws)
     hidden_PSD, prompt = gemma3.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
@@ -60,10 +61,9 @@ def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sam
     temperature_B1 = jnp.repeat(jnp.stack([jnp.asarray(draw.temperature, jnp.float32) for draw in draws]), B // K)[:, None]
 
     def draw(hidden_BD, step, done_B):
-        logits_BV = gemma3.unembed(weights, hidden_BD) / temperature_B1
-        tokens_B = draw_tokens(logits_BV, _uniform(keys_K, step, B), sampling)
-        chosen_B = jnp.take_along_axis(logits_BV, tokens_B[:, None], axis=-1)[:, 0]
-        logprobs_B = chosen_B - jax.nn.logsumexp(logits_BV, axis=-1)
+        logits_BV = cut(gemma3.unembed(weights, cut(hidden_BD)), None, EVERYWHERE)
+        draw_rows = partial(_draw_rows, sampling=sampling)
+        tokens_B, logprobs_B = by_rows(draw_rows, logits_BV, temperature_B1, _uniform(keys_K, step, B))
         tokens_B = jnp.where(done_B, sampling.pad_id, tokens_B)
         ended_B = done_B | jnp.isin(tokens_B, jnp.array(sampling.end_ids))
         return tokens_B, jnp.where(done_B, 0.0, logprobs_B), ended_B
@@ -86,7 +86,17 @@ def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sam
     rollouts = _record(blank, 0, tokens_B, logprobs_B, ~none_B, ended_B)
     cache, read = decoding.start(weights, adapters, arch, prompt, G, C)
     *_, rollouts = jax.lax.while_loop(more, decode, (1, tokens_B, ended_B, cache, rollouts))
-    return tuple(jax.tree.map(lambda rows, k=k: rows[k * B // K : (k + 1) * B // K], rollouts) for k in range(K))
+    return tuple(
+        jax.tree.map(lambda rows, k=k: cut(rows[k * B // K : (k + 1) * B // K], "fsdp"), rollouts) for k in range(K)
+    )
+
+
+def _draw_rows(logits_BV, temperature_B1, uniform_B1, sampling: Sampling) -> tuple[jax.Array, jax.Array]:
+    """A token of every row and its log-probability."""
+    logits_BV = logits_BV / temperature_B1
+    tokens_B = draw_tokens(logits_BV, uniform_B1, sampling)
+    chosen_B = jnp.take_along_axis(logits_BV, tokens_B[:, None], axis=-1)[:, 0]
+    return tokens_B, chosen_B - jax.nn.logsumexp(logits_BV, axis=-1)
 
 
 def draw_tokens(logits_BV: jax.Array, uniform_B1: jax.Array, sampling: Sampling) -> jax.Array:

@@ -22,6 +22,7 @@ from agent_tunix.engine import compiler
 from agent_tunix.models import gemma3
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters, Trainable, policy
+from agent_tunix.models.mesh import cut, keep_in_place
 from agent_tunix.types import Batch, Prompts, TrainState, pytree
 
 
@@ -75,7 +76,7 @@ def _update(
     survival = _share_changed(state.trainable, trainable)
     lr = jnp.asarray(h.learning_rate)
     stats = UpdateStats(stats, lr, grad_norm, optax.tree.norm(change), survival, applied)
-    return TrainState(trainable, moments, state.step + 1), stats
+    return keep_in_place(TrainState(trainable, moments, state.step + 1), arch), stats
 
 
 STATIC = ("arch", "micro_batches", "optimizer")
@@ -167,7 +168,7 @@ def _loss(
 
 def _micro_batches(tree, count: int):
     """Cuts the leading axis of every array into `count` equal slices; groups stay whole, as sequences lie by prompt."""
-    return jax.tree.map(lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:]), tree)
+    return jax.tree.map(lambda x: cut(x.reshape(count, x.shape[0] // count, *x.shape[1:]), None, "fsdp"), tree)
 
 
 def _share_changed(old, new) -> jax.Array:

@@ -1,9 +1,9 @@
 """Reading one more token of every sequence, after prompts that were read once each and are shared by their groups.
 
-There are two ways. On any device, `gemma3.forward` with a token as its sequence. On an NVIDIA GPU of the Hopper kind, where
-a step of that is mostly the launching of hundreds of small kernels, nine kernels a layer do the same, with layers unrolled
-and with weights and adapters laid out for them once a rollout. Both keep adapters apart from weights: what samples is
-what is trained, for one policy and for several over the same base.
+There are two ways. On any device, and on a mesh of several, `gemma3.forward` with a token as its sequence. On one NVIDIA
+GPU of the Hopper kind, where a step of that is mostly the launching of hundreds of small kernels, nine kernels a layer do
+the same, with layers unrolled and with weights and adapters laid out for them once a rollout. Both keep adapters apart from
+weights: what samples is what is trained, for one policy and for several over the same base.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agent_tunix.models import attention_kernels, gemma3, kernels
+from agent_tunix.models import attention_kernels, gemma3, kernels, mesh
 from agent_tunix.models.gemma3 import Architecture, Segment, Weights
 from agent_tunix.models.kernels import LEAST_RANK, Product
 from agent_tunix.models.lora import Adapters
@@ -48,7 +48,7 @@ def start(
 
 def _kernels_serve(weights: Weights, adapters: Adapters | None) -> bool:
     device = jax.local_devices()[0]
-    if device.platform != "gpu" or weights.embed_VD.dtype != jnp.bfloat16:
+    if mesh.several_devices() or device.platform != "gpu" or weights.embed_VD.dtype != jnp.bfloat16:
         return False
     rank = 0 if adapters is None else max(a.shape[-1] for a in adapters.a.values())
     return rank <= LARGEST_RANK and str(device.compute_capability) == HOPPER

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from agent_tunix.models.mesh import cut
 from agent_tunix.types import pytree
 
 if TYPE_CHECKING:
@@ -92,7 +93,9 @@ def forward(
     past: tuple[Segment, ...] = (),
 ) -> tuple[jax.Array, Segment]:
     """Reads tokens after `past`; returns the normalised hidden states and the segment these tokens make."""
-    x_BTD = embed(weights, arch, tokens_BT)
+    # Of many tokens every device reads its rows and is sent the weights; of one, all rows, with the weights that it has.
+    stream = ("fsdp", None, None) if tokens_BT.shape[1] > 1 else (None, None, "fsdp")
+    x_BTD = cut(embed(weights, arch, tokens_BT), *stream)
     of_layers = rotations(arch, positions_BT[..., None])
     past_positions = [segment.positions_BS for segment in past]
 
@@ -112,13 +115,14 @@ def forward(
         segments.append((k_BTKN, v_BTKN, positions_BT))
         h_BTD = _attend(q_BTHN, positions_BT, segments, window)
         h_BTD = _project(h_BTD, w.o_proj, lora.get("o_proj"))
-        x_BTD = x_BTD + rms_norm(h_BTD, w.post_attention_norm, arch.norm_eps)
+        x_BTD = cut(x_BTD + rms_norm(h_BTD, w.post_attention_norm, arch.norm_eps), *stream)
 
         h_BTD = rms_norm(x_BTD, w.pre_feedforward_norm, arch.norm_eps)
         gate_BTF = _project(h_BTD, w.gate_proj, lora.get("gate_proj"))
         up_BTF = _project(h_BTD, w.up_proj, lora.get("up_proj"))
-        h_BTD = _project(jax.nn.gelu(gate_BTF, approximate=True) * up_BTF, w.down_proj, lora.get("down_proj"))
-        x_BTD = x_BTD + rms_norm(h_BTD, w.post_feedforward_norm, arch.norm_eps)
+        h_BTF = cut(jax.nn.gelu(gate_BTF, approximate=True) * up_BTF, stream[0], None, "tp")
+        h_BTD = _project(h_BTF, w.down_proj, lora.get("down_proj"))
+        x_BTD = cut(x_BTD + rms_norm(h_BTD, w.post_feedforward_norm, arch.norm_eps), *stream)
         return x_BTD, (k_BTKN, v_BTKN)
 
     past_kv = tuple((segment.keys_LBSKN, segment.values_LBSKN) for segment in past)
@@ -147,16 +151,22 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
 def empty_segment(arch: Architecture, batch: int, slots: int, dtype: jnp.dtype) -> Segment:
     """Room for `slots` tokens of `batch` sequences, none of them in use."""
     shape = (arch.num_layers, batch, slots, arch.num_kv_heads, arch.head_dim)
-    return Segment(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.full((batch, slots), -1, jnp.int32))
+    return _cut(Segment(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.full((batch, slots), -1, jnp.int32)))
 
 
 def write_segment(segment: Segment, new: Segment, slot: jax.Array) -> Segment:
     """Puts the tokens of `new` into `segment` from `slot` on."""
-    return Segment(
+    written = Segment(
         jax.lax.dynamic_update_slice_in_dim(segment.keys_LBSKN, new.keys_LBSKN, slot, axis=2),
         jax.lax.dynamic_update_slice_in_dim(segment.values_LBSKN, new.values_LBSKN, slot, axis=2),
         jax.lax.dynamic_update_slice_in_dim(segment.positions_BS, new.positions_BS, slot, axis=1),
     )
+    return _cut(written)
+
+
+def _cut(segment: Segment) -> Segment:
+    keys, values = (cut(array, None, "fsdp", None, "tp") for array in (segment.keys_LBSKN, segment.values_LBSKN))
+    return Segment(keys, values, cut(segment.positions_BS, "fsdp"))
 
 
 def _project(x: jax.Array, weight: jax.Array, lora: tuple[jax.Array, jax.Array] | None) -> jax.Array:
@@ -173,7 +183,8 @@ def _project(x: jax.Array, weight: jax.Array, lora: tuple[jax.Array, jax.Array] 
 
 
 def _heads(x: jax.Array, heads: int) -> jax.Array:
-    return x.reshape(*x.shape[:-1], heads, -1)
+    """[B, T, heads, N]; a device has whole heads, all of them where there are too few to go round."""
+    return cut(x.reshape(*x.shape[:-1], heads, -1), "fsdp", None, "tp")
 
 
 def rotations(arch: Architecture, positions: jax.Array) -> tuple[tuple[jax.Array, jax.Array], ...]:

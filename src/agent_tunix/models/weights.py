@@ -1,7 +1,8 @@
 """From checkpoints to our stacked weights and back: Hugging Face's layout, GGUF files, and Kaggle's Orbax checkpoints.
 
-Every tensor is read, put on the device and written into its place in the stack, one after the other, so that no more than
-one ever exists twice. What a checkpoint lacks, has too many of or has in a wrong shape is found before any is read.
+Every tensor is read, put on its devices, on each the part that it is to hold, and written into its place in the stack, one
+after the other, so that no more than one ever exists twice. What a checkpoint lacks, has too many of or has in a wrong
+shape is found before any is read.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.console import Console
 from rich.progress import Progress
 from safetensors.numpy import save_file
@@ -26,6 +28,7 @@ from agent_tunix.models.gemma3 import Architecture, Layers, Weights
 from agent_tunix.models.gguf import GgufFile
 from agent_tunix.models.kaggle import OrbaxFolder, is_orbax
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, huggingface_name, module_shape
+from agent_tunix.models.mesh import mesh_of_sizes, spec
 
 NAMED = 6  # tensors that a message lists before it only counts them
 SHARD_BYTES = 4 * 2**30
@@ -59,8 +62,8 @@ def read_architecture(checkpoint: Path, described: Architecture, family: str = "
     return huggingface.read_architecture(checkpoint, family)
 
 
-def load_weights(checkpoint: Path, arch: Architecture, dtype: jnp.dtype) -> Weights:
-    """Reads every tensor of a checkpoint once, straight into the stacked layout."""
+def load_weights(checkpoint: Path, arch: Architecture, dtype: jnp.dtype, mesh: Mesh | None = None) -> Weights:
+    """Reads every tensor of a checkpoint once, straight into the stacked layout on the mesh; without one, on one device."""
     tensors = _open(checkpoint)
     expected = tensor_shapes(arch)
     _check(checkpoint, tensors.shapes, expected)
@@ -70,7 +73,7 @@ def load_weights(checkpoint: Path, arch: Architecture, dtype: jnp.dtype) -> Weig
             advance()
             return tensors.read(name, np.dtype(dtype))
 
-        return _assemble(arch, dtype, tensor)
+        return _assemble(arch, dtype, tensor, mesh or mesh_of_sizes())
 
 
 def _open(checkpoint: Path) -> Tensors:
@@ -134,20 +137,28 @@ def _write(stack: jax.Array, layer: int, tensor: jax.Array) -> jax.Array:
 
 
 def _assemble(
-    arch: Architecture, dtype: jnp.dtype, tensor: Callable[[str, tuple[int, ...]], np.ndarray | jax.Array]
+    arch: Architecture, dtype: jnp.dtype, tensor: Callable[[str, tuple[int, ...]], np.ndarray | jax.Array], mesh: Mesh
 ) -> Weights:
+    def placed(field: str, name: str, shape: tuple[int, ...]) -> jax.Array:
+        sharding = NamedSharding(mesh, spec((field,), shape, arch, mesh.shape))
+        return jax.device_put(tensor(name, shape).astype(dtype), sharding)
+
     def stacked(field: str) -> jax.Array:
-        shape = _layer_shape(arch, field)
-        stack = jnp.zeros((arch.num_layers, *shape), dtype)
+        shape = (arch.num_layers, *_layer_shape(arch, field))
+        whole = NamedSharding(mesh, spec((field,), shape, arch, mesh.shape))
+        cuts = (*whole.spec, *[None] * len(shape))[1 : len(shape)]
+        part = NamedSharding(mesh, PartitionSpec(*reversed(cuts)))
+        stack = jnp.zeros(shape, dtype, device=whole)
         for layer in range(arch.num_layers):
+            one = jax.device_put(tensor(tensor_name(field, layer), shape[:0:-1]), part)
             # Waiting keeps tensors that are read faster than they are written from piling up.
-            stack = jax.block_until_ready(_write(stack, layer, tensor(tensor_name(field, layer), shape[::-1])))
+            stack = jax.block_until_ready(_write(stack, layer, one))
         return stack
 
     return Weights(
         layers=Layers(**{field: stacked(field) for field in STACKED}),
-        embed_VD=jnp.asarray(tensor(EMBEDDING, (arch.vocab_size, arch.embed_dim)), dtype),
-        final_norm_D=jnp.asarray(tensor(FINAL_NORM, (arch.embed_dim,)), dtype),
+        embed_VD=placed("embed_VD", EMBEDDING, (arch.vocab_size, arch.embed_dim)),
+        final_norm_D=placed("final_norm_D", FINAL_NORM, (arch.embed_dim,)),
     )
 
 
@@ -160,7 +171,7 @@ def init_weights(key: jax.Array, arch: Architecture, dtype: jnp.dtype = jnp.floa
             return jnp.zeros(shape, dtype)
         return jax.random.normal(next(keys), shape) * shape[1] ** -0.5
 
-    return _assemble(arch, dtype, tensor)
+    return _assemble(arch, dtype, tensor, mesh_of_sizes())
 
 
 def save_weights(folder: Path, weights: Weights, arch: Architecture, dtype: jnp.dtype) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agent_tunix.config.guidance import warnings
+from agent_tunix.config.mesh_shape import shown, sizes_of
 from agent_tunix.config.schema import Config
 from agent_tunix.engine.metrics import Record
 from agent_tunix.errors import UserError
@@ -34,12 +35,14 @@ def run(cfg: Config, output: Path, console: Console) -> Record:
     plan = make_plan(cfg, count or cfg.training.prompts_per_step * (cfg.training.num_batches or 0))
     rates = [plan.schedule(t) for t in range(1, plan.total_steps + 1)]
     sizes = shapes(cfg, width)
+    notes += _notes_on_mesh(sizes)
     parts, (device, limit) = memory.estimate(sizes), card()
     record: Record = {
         "parameters": _parameters(cfg, sizes),
         "counts": _counts(cfg, plan),
         "learning_rate": _landmarks(plan, rates),
         "memory_gb": {name: round(size, 3) for name, size in parts.items()},
+        "devices": sizes.fsdp * sizes.tp,
         "device": {"name": device, "memory_gb": round(limit, 1), "fits": parts["peak"] <= USABLE * limit},
         "largest_micro_batch_size": memory.largest_micro_batch(sizes, USABLE * limit),
         "warnings": [*notes, *warnings(cfg, count)],
@@ -69,7 +72,7 @@ def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]
 
 
 def shapes(cfg: Config, width: int) -> memory.Shapes:
-    arch = setup.architecture(cfg.model)
+    arch, (fsdp, tp) = setup.architecture(cfg.model), sizes_of(cfg.model.mesh_shape)
     supervised = cfg.training.method == "supervised"
     return memory.Shapes(
         arch=arch,
@@ -82,7 +85,19 @@ def shapes(cfg: Config, width: int) -> memory.Shapes:
         evaluated=min(cfg.evaluation.batch_size, cfg.evaluation.num_examples),
         prompt_length=width,
         completion_length=cfg.generation.max_generation_steps,
+        fsdp=fsdp,
+        tp=tp,
     )
+
+
+def _notes_on_mesh(s: memory.Shapes) -> list[str]:
+    needed, there, vocabulary = s.fsdp * s.tp, jax.device_count(), s.arch.vocab_size
+    asked, notes = f"model.mesh_shape={shown((s.fsdp, s.tp))}", []
+    if needed > there:
+        notes.append(f"{asked} needs {needed} devices; this machine has {there}, and would not run it")
+    if round(s.vocabulary_share * needed) > 1:
+        notes.append(f"{asked} does not divide the vocabulary of {vocabulary}, which all or some devices hold in common")
+    return notes
 
 
 def card() -> tuple[str, float]:
@@ -127,6 +142,8 @@ def _show(record: Record, rates: list[float], picture: Path, console: Console) -
         if title == "learning_rate":
             console.print(in_characters(rates), highlight=False, markup=False)
             console.print(f"picture: {picture}", soft_wrap=True)
+    if record["devices"] > 1:
+        console.print(f"The memory is that of each of {record['devices']} devices.")
     device = record["device"]
     verdict = "fits" if device["fits"] else "does NOT fit"
     console.print(

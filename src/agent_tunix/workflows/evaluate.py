@@ -28,6 +28,7 @@ from agent_tunix.engine.population import Conversation, Sample, alone
 from agent_tunix.engine.rng import Purpose, step_key
 from agent_tunix.engine.rollout import Draw, Sampling
 from agent_tunix.models.lora import Trainable, policy
+from agent_tunix.models.mesh import mesh_of
 from agent_tunix.tasks import answers, rewards
 from agent_tunix.tasks.datasets import Example, batches
 from agent_tunix.workflows import setup
@@ -46,15 +47,16 @@ def complete(
     """`num_generations` completions of every example."""
     weights, adapters = policy(model.weights, trainable) if trainable is not None else (model.weights, None)
     batch_size = min(batch_size, len(examples))
+    rows = batch_size + -batch_size % mesh_of(weights).shape["fsdp"]
     texts: list[list[str]] = []
     for index, batch in enumerate(batches(examples, batch_size)):
-        full = batch + [batch[-1]] * (batch_size - len(batch))
+        full = batch + [batch[-1]] * (rows - len(batch))
         prompts = setup.pad_prompts(full, width, model.tokenizer)
         draw = Draw(adapters, prompts, jax.random.fold_in(key, index), temperature)
         drawn = yield Sample(weights, draw, model.arch, sampling)
-        rows = [model.tokenizer.decode(row) for row in np.asarray(drawn.tokens_BC)]
+        decoded = [model.tokenizer.decode(row) for row in np.asarray(drawn.tokens_BC)]
         G = sampling.num_generations
-        texts += [rows[i * G : (i + 1) * G] for i in range(len(batch))]
+        texts += [decoded[i * G : (i + 1) * G] for i in range(len(batch))]
     return texts
 
 
@@ -105,7 +107,7 @@ def run(cfg: EvaluateConfig, output: Path, console: Console) -> Record:
     """`evaluate.py`: a run's checkpoint, or the base model, on the test split."""
     setup.start_device()
     trained = setup.saved_config(cfg.run, "run") if cfg.run else cfg
-    model = setup.load_model(trained)
+    model = setup.load_trained_model(trained, console.print) if cfg.run else setup.load_model(cfg)
     trainable, step = _trainable(cfg, trained, model)
     examples = setup.load_examples(trained, "test", cfg.evaluation.num_examples, model.tokenizer, console.print)
     way = cfg.inference_config

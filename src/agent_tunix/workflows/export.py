@@ -37,7 +37,7 @@ from agent_tunix.workflows import setup
 def run(cfg: ExportConfig, console: Console) -> Path:
     """`agent-tunix export`: writes the checkpoint of a run in the format asked for; returns the folder."""
     trained = setup.saved_config(cfg.run, "run")
-    model = setup.load_model(trained)
+    model = setup.load_trained_model(trained, console.print)
     trainable, step = setup.load_trained(cfg.run, trained, model, cfg.step)
     output = Path(cfg.output) if cfg.output else Path(cfg.run) / "exports" / f"{cfg.format}-{step}"
     if output.exists():

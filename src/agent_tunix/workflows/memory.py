@@ -3,16 +3,22 @@
 Sizes that follow from shapes are counted. What the compiler keeps beside them (float32 temporaries of the residual stream,
 copies of logits, adapters and their gradients) is counted by factors fitted to peaks that an H200 reported for 270M, 1B
 and 4B at several shapes; benchmarks/2026-11-15-memory.md sets measurement against estimate.
+
+On a mesh it is the memory of one device: weights, adapters and moments by the table that places them; the cache and what a
+layer computes by the rows and heads that a device has; logits by its part of the vocabulary. A layer's weights are
+counted as gathered over fsdp. Sums in flight between devices are not counted, and no mesh has been measured.
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
+import math
 
 from agent_tunix.algorithm.loss import LOGITS_BUDGET
 from agent_tunix.models.gemma3 import Architecture
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, module_shape
+from agent_tunix.models.mesh import EVERYWHERE, fitting, share, spec
 
 FLOAT32 = 4
 RESIDUAL_COPIES = 16.5  # float32 copies of the residual stream while a layer is differentiated
@@ -24,6 +30,7 @@ STORED_COPIES = 3  # parameters and two moments
 ADAPTER_TEMPORARIES = 3.5  # gradients, their sum, the change, and the casts of the adapters
 GIGABYTE = 1e9
 LARGEST_MICRO_BATCH = 4096
+Named = dict[tuple[str, ...], tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +47,16 @@ class Shapes:
     evaluated: int
     prompt_length: int
     completion_length: int
+    fsdp: int = 1
+    tp: int = 1
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        return {"fsdp": self.fsdp, "tp": self.tp}
+
+    @property
+    def vocabulary_share(self) -> float:
+        return share(fitting((EVERYWHERE,), (self.arch.vocab_size,), self.mesh), self.mesh)
 
 
 def base_parameters(arch: Architecture) -> int:
@@ -52,14 +69,37 @@ def adapter_parameters(arch: Architecture, modules: tuple[str, ...], rank: int) 
     return arch.num_layers * rank * sum(sum(module_shape(arch, module)) for module in modules)
 
 
+def held_base(s: Shapes) -> float:
+    """Of the base's parameters, those that one device holds."""
+    arch, L = s.arch, s.arch.num_layers
+    shapes: Named = {("embed_VD",): (arch.vocab_size, arch.embed_dim)}
+    shapes |= {(module,): (L, *module_shape(arch, module)) for module in ATTENTION + FEED_FORWARD}
+    cut = sum(math.prod(shape) for shape in shapes.values())
+    return base_parameters(arch) - cut + _held(s, shapes)
+
+
+def held_adapters(s: Shapes) -> float:
+    """Of the adapters' parameters, those that one device holds."""
+    shapes: Named = {}
+    for module in s.modules:
+        fan_in, fan_out = module_shape(s.arch, module)
+        shapes["a", module] = (s.arch.num_layers, fan_in, s.lora_rank)
+        shapes["b", module] = (s.arch.num_layers, s.lora_rank, fan_out)
+    return _held(s, shapes)
+
+
+def _held(s: Shapes, shapes: Named) -> float:
+    return sum(math.prod(shape) * share(spec(names, shape, s.arch, s.mesh), s.mesh) for names, shape in shapes.items())
+
+
 def estimate(s: Shapes) -> dict[str, float]:
     """Gigabytes by part, and the `peak`: what is always held, and the greatest of what the phases hold beside it."""
-    weights = base_parameters(s.arch) * s.bytes_per_weight
-    trainable = adapter_parameters(s.arch, s.modules, s.lora_rank) * FLOAT32
+    weights = held_base(s) * s.bytes_per_weight
+    trainable = held_adapters(s) * FLOAT32
     temporaries = ADAPTER_TEMPORARIES * trainable
     held = weights + STORED_COPIES * trainable
     if s.lora_rank == 0:  # the base, the policy cast from the masters, and the masters with their moments
-        trainable = base_parameters(s.arch) * FLOAT32
+        trainable = held_base(s) * FLOAT32
         temporaries, held = 0.0, 2 * weights + STORED_COPIES * trainable
     sequences = s.prompts * s.generations
     phases = {
@@ -80,9 +120,9 @@ def estimate(s: Shapes) -> dict[str, float]:
 
 
 def _sampling(s: Shapes, prompts: int, sequences: int) -> float:
-    """The cache, the layers once more as the kernels read them, and logits."""
-    logits = SAMPLER_LOGITS_COPIES * sequences * s.arch.vocab_size * FLOAT32
-    return _cache(s, prompts, sequences) + _layers(s) + logits
+    """The cache, logits, and on one device the layers once more as the kernels read them."""
+    logits = SAMPLER_LOGITS_COPIES * sequences * s.arch.vocab_size * s.vocabulary_share * FLOAT32
+    return _cache(s, prompts, sequences) + logits + (_layers(s) if s.fsdp * s.tp == 1 else 0.0)
 
 
 def _layers(s: Shapes) -> float:
@@ -91,8 +131,14 @@ def _layers(s: Shapes) -> float:
 
 def _cache(s: Shapes, prompts: int, sequences: int) -> float:
     """Keys and values: a prompt's once, a completion's each."""
-    tokens = prompts * s.prompt_length + sequences * s.completion_length
-    return 2 * s.arch.num_layers * tokens * s.arch.num_kv_heads * s.arch.head_dim * s.bytes_per_weight
+    tokens = (prompts * s.prompt_length + sequences * s.completion_length) / s.fsdp
+    return s.arch.num_layers * tokens * _key_and_value(s) * s.bytes_per_weight
+
+
+def _key_and_value(s: Shapes) -> float:
+    """Numbers a token, of the heads that a device has: all where tp does not divide them."""
+    heads = s.arch.num_kv_heads
+    return 2 * s.arch.head_dim * (heads / s.tp if heads % s.tp == 0 else heads)
 
 
 def _update(s: Shapes) -> float:
@@ -102,24 +148,23 @@ def _update(s: Shapes) -> float:
 
 def _kept(s: Shapes) -> float:
     """What every layer leaves for the backward pass."""
-    arch = s.arch
-    tokens = s.micro_batch * (s.generations * s.completion_length + s.prompt_length)
-    return arch.num_layers * tokens * (arch.embed_dim + 2 * arch.num_kv_heads * arch.head_dim) * s.bytes_per_weight
+    tokens = s.micro_batch / s.fsdp * (s.generations * s.completion_length + s.prompt_length)
+    return s.arch.num_layers * tokens * (s.arch.embed_dim + _key_and_value(s)) * s.bytes_per_weight
 
 
 def _differentiation(s: Shapes) -> float:
     """What one layer takes while it is gone through again."""
-    arch, completion = s.arch, s.micro_batch * s.generations * s.completion_length
-    scores = completion * arch.num_heads * (s.prompt_length + s.completion_length) * FLOAT32
+    arch, completion = s.arch, s.micro_batch / s.fsdp * s.generations * s.completion_length
+    scores = completion * arch.num_heads / s.tp * (s.prompt_length + s.completion_length) * FLOAT32
     residual = completion * arch.embed_dim * FLOAT32
-    layer = _layers(s) / arch.num_layers
+    layer = _layers(s) / arch.num_layers / s.tp
     return SCORE_COPIES * scores + RESIDUAL_COPIES * residual + LAYER_COPIES * layer
 
 
 def _chunk(s: Shapes) -> float:
     """The float32 logits that are alive at once while log-probabilities are taken."""
     tokens = s.micro_batch * s.generations * s.completion_length
-    return min(LOGITS_BUDGET, tokens * s.arch.vocab_size) * FLOAT32
+    return min(LOGITS_BUDGET, tokens * s.arch.vocab_size) * s.vocabulary_share * FLOAT32
 
 
 def largest_micro_batch(s: Shapes, limit_gb: float) -> int:
@@ -129,4 +174,5 @@ def largest_micro_batch(s: Shapes, limit_gb: float) -> int:
         shapes = dataclasses.replace(s, micro_batch=size, prompts=max(size, s.prompts))
         return estimate(shapes)["peak"] <= limit_gb
 
-    return bisect.bisect_left(range(1, LARGEST_MICRO_BATCH + 1), True, key=lambda size: not fits(size))
+    sizes = range(s.fsdp, LARGEST_MICRO_BATCH + 1, s.fsdp)
+    return s.fsdp * bisect.bisect_left(sizes, True, key=lambda size: not fits(size))

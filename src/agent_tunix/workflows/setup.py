@@ -6,15 +6,16 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from agent_tunix.config.load import read_config, validate
+from agent_tunix.config.mesh_shape import sizes_of
 from agent_tunix.config.schema import Config, DataSection, ModelSection
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.rng import Purpose, step_key
@@ -23,12 +24,13 @@ from agent_tunix.engine.update import evaluation_trainable, init_state
 from agent_tunix.errors import UserError
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters, Trainable, init_adapters, masters, merge, select_modules
+from agent_tunix.models.mesh import abstract, make_in_place, make_mesh, mesh_of, mesh_of_sizes, place
 from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import Tokenizer, load_tokenizer
 from agent_tunix.models.weights import load_weights, read_architecture
 from agent_tunix.tasks.datasets import Example, arithmetic_rows, left_pad, tokenize
 from agent_tunix.tasks.tables import Row, RowFormat, read_rows
-from agent_tunix.types import Prompts
+from agent_tunix.types import Prompts, TrainState
 
 Notice = Callable[[str], None]
 ROWS_NAMED = 3
@@ -89,27 +91,40 @@ def saved_config(folder: str, key: str) -> Config:
     return validate(read_config(path), Config)
 
 
-def load_model(cfg: Config) -> Model:
-    """The base: a checkpoint's weights, or what an earlier run made of them, where all weights changed there or do here."""
-    model = _load_checkpoint(cfg.model)
+def load_model(cfg: Config, mesh: Mesh | None = None) -> Model:
+    """The base: a checkpoint's weights, or what an earlier run made of them, where all weights changed there or do here.
+
+    It lies on the mesh of its configuration unless another is given.
+    """
+    mesh = mesh or make_mesh(cfg.model, cfg.training.micro_batch_size)
+    model = _load_checkpoint(cfg.model, mesh)
     if cfg.training.init_from is None:
         return model
     earlier = saved_config(cfg.training.init_from, "training.init_from")
-    base = load_model(earlier)
+    base = load_model(earlier, mesh)
     learnt, _ = load_trained(cfg.training.init_from, earlier, base)
     if isinstance(learnt, Adapters):
         weights = merge(base.weights, learnt) if cfg.model.lora_rank == 0 else base.weights
     else:
         weights = jax.tree.map(lambda new, old: new.astype(old.dtype), learnt, model.weights)
-    return dataclasses.replace(model, weights=weights)
+    return dataclasses.replace(model, weights=place(weights, model.arch, mesh))
 
 
-def _load_checkpoint(section: ModelSection) -> Model:
+def load_trained_model(trained: Config, notice: Notice) -> Model:
+    """The base of an earlier run, on its mesh where this machine has the devices; a model needs none of those it had."""
+    sizes, there = sizes_of(trained.model.mesh_shape), jax.device_count()
+    if math.prod(sizes) <= there:
+        return load_model(trained)
+    notice(f"The run was on a mesh of {math.prod(sizes)} devices; this machine has {there}, and one of them is used.")
+    return load_model(trained, mesh_of_sizes())
+
+
+def _load_checkpoint(section: ModelSection, mesh: Mesh) -> Model:
     checkpoint = find_checkpoint(section.weights)
     arch = read_architecture(checkpoint, architecture(section), section.model_family)
     _check_architecture(section, arch)
     tokenizer = load_tokenizer(checkpoint)
-    return Model(load_weights(checkpoint, arch, jnp.dtype(section.dtype)), arch, tokenizer)
+    return Model(load_weights(checkpoint, arch, jnp.dtype(section.dtype), mesh), arch, tokenizer)
 
 
 def architecture(section: ModelSection) -> Architecture:
@@ -134,18 +149,17 @@ def _check_architecture(section: ModelSection, found: Architecture) -> None:
         )
 
 
-def placement(section: ModelSection) -> NamedSharding:
-    """Where a run's state lies: whole, on the devices of the mesh."""
-    shape, axes = section.mesh_shape
-    devices = jax.local_devices()[: math.prod(shape)]
-    return NamedSharding(Mesh(np.array(devices).reshape(shape), axes), PartitionSpec())
+def new_state(cfg: Config, model: Model) -> TrainState:
+    """The state before the first update, in its place on the mesh of the model."""
+    begin = partial(init_state, optimizer=cfg.optimizer.optimizer_name)
+    return make_in_place(begin, model.arch, mesh_of(model.weights), new_trainable(cfg, model))
 
 
 def new_trainable(cfg: Config, model: Model) -> Trainable:
     """What is trained, before the first update: fresh adapters, those of an earlier run, or all weights in float32."""
     if cfg.model.lora_rank == 0:
         return masters(model.weights)
-    fresh = _fresh_adapters(cfg, model.arch)
+    fresh = make_in_place(partial(_fresh_adapters, cfg, model.arch), model.arch, mesh_of(model.weights))
     learnt = earlier_adapters(cfg, model)
     if learnt is None:
         return fresh
@@ -170,10 +184,13 @@ def earlier_adapters(cfg: Config, model: Model) -> Adapters | None:
 
 def load_trained(folder: str, cfg: Config, model: Model, step: int | None = None) -> tuple[Trainable, int]:
     """What a run has learnt by a step (default: the last), and that step."""
-    like = _fresh_adapters(cfg, model.arch) if cfg.model.lora_rank > 0 else masters(model.weights)
-    checkpoints = Checkpoints(Path(folder) / "checkpoints", cfg.training.max_checkpoints_to_keep)
     optimizer = cfg.optimizer.optimizer_name
-    state, _ = checkpoints.restore(init_state(like, optimizer), step)
+
+    def like() -> TrainState:
+        return init_state(_fresh_adapters(cfg, model.arch) if cfg.model.lora_rank > 0 else masters(model.weights), optimizer)
+
+    checkpoints = Checkpoints(Path(folder) / "checkpoints", cfg.training.max_checkpoints_to_keep)
+    state, _ = checkpoints.restore(abstract(like, model.arch, mesh_of(model.weights)), step)
     return evaluation_trainable(state, optimizer), int(state.step)
 
 

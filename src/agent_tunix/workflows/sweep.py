@@ -28,6 +28,7 @@ from agent_tunix.engine.metrics import Record
 from agent_tunix.engine.population import alone, together
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.models import gemma3, lora
+from agent_tunix.models.mesh import on_mesh_of
 from agent_tunix.workflows import memory, setup
 from agent_tunix.workflows.display import Bars
 from agent_tunix.workflows.dry_run import USABLE, card, shapes
@@ -201,7 +202,8 @@ def cost_of_many(r: Run, members: int) -> float:
             times.append(time.perf_counter() - started)
         return min(times)
 
-    return seconds(members) / seconds(1)
+    with on_mesh_of(r.model.weights):
+        return seconds(members) / seconds(1)
 
 
 def _unfinished(job: Job) -> bool:

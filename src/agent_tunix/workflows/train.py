@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
 from rich.console import Console
 
@@ -24,7 +23,7 @@ from agent_tunix.engine.guard import MAX_ROLLBACKS, Interruption, Progress, faul
 from agent_tunix.engine.metrics import Clock, Record, RunFolder, cost_record, update_record
 from agent_tunix.engine.population import Conversation, Update, alone
 from agent_tunix.engine.rng import Purpose
-from agent_tunix.engine.update import evaluation_trainable, init_state
+from agent_tunix.engine.update import evaluation_trainable
 from agent_tunix.errors import DivergenceError
 from agent_tunix.tasks.datasets import Stream
 from agent_tunix.tasks.rewards import Scorer
@@ -99,9 +98,7 @@ def training(
 ) -> Conversation[Outcome]:
     """A run from its beginning, or from its last checkpoint, to its summary; a paused run is evaluated, and can go on."""
     cfg = r.cfg
-    # All of the state is put in one place, so that the second update finds it where the first did.
-    trainable = setup.new_trainable(cfg, r.model)
-    fresh = jax.device_put(init_state(trainable, cfg.optimizer.optimizer_name), setup.placement(cfg.model))
+    fresh = setup.new_state(cfg, r.model)
     checkpoints = Checkpoints(path / "checkpoints", cfg.training.max_checkpoints_to_keep)
     state, progress = checkpoints.restore(fresh) if checkpoints.steps() else (fresh, Progress())
     folder = RunFolder(path, int(state.step))
