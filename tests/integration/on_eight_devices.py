@@ -21,10 +21,9 @@ from agent_tunix.engine.metrics import read_records
 from agent_tunix.engine.population import Sample, Update
 from agent_tunix.engine.rollout import Draw, Sampling, sample
 from agent_tunix.engine.update import init_state, update
-from agent_tunix.models.gemma3 import Architecture
-from agent_tunix.models.lora import init_adapters, masters
+from agent_tunix.models.gemma3 import Architecture, Layers, Weights
+from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, Adapters, masters, module_shape
 from agent_tunix.models.mesh import mesh_of_sizes, on_mesh_of, place
-from agent_tunix.models.weights import init_weights
 from agent_tunix.types import Batch, Prompts, Rollouts
 from agent_tunix.workflows import setup
 from agent_tunix.workflows.memory import Shapes, held_adapters, held_base
@@ -47,7 +46,7 @@ ARCH = Architecture(  # no two axes of one length, so that a shape tells what it
     norm_eps=1e-6,
 )
 SINGLE_KEY_HEAD = dataclasses.replace(ARCH, num_kv_heads=1, vocab_size=47)
-SAMPLING = Sampling(top_k=7, top_p=0.95, max_steps=C, num_generations=G, end_ids=(24, 46), pad_id=0)
+SAMPLING = Sampling(top_k=7, top_p=0.95, max_steps=C, num_generations=G, end_ids=tuple(range(24, 36)), pad_id=0)
 H = Hyperparameters(1e-2, 0.01, 0.9, 0.99, 1e-6, 0.1, 0.1, 0.2, 0.9)
 RANK, MODULES = 6, ("q_proj", "v_proj", "down_proj")
 
@@ -65,12 +64,21 @@ def prompts() -> Prompts:
 
 
 @functools.cache
-def model(arch: Architecture):
-    """Weights, and adapters that are not zero."""
-    weights = init_weights(jax.random.key(0), arch)
-    adapters = init_adapters(jax.random.key(1), arch, MODULES, RANK, 2.0 * RANK)
-    b = {module: 0.1 * jax.random.normal(jax.random.key(2), zeros.shape) for module, zeros in adapters.b.items()}
-    return weights, dataclasses.replace(adapters, b=b)
+def model(arch: Architecture) -> tuple[Weights, Adapters]:
+    """Random weights and adapters, the norms and the adapters' B too."""
+    rng, L = np.random.default_rng(5), arch.num_layers
+
+    def normal(*shape: int, scale: float) -> np.ndarray:
+        return rng.normal(size=shape, scale=scale).astype(np.float32)
+
+    shapes = {module: module_shape(arch, module) for module in ATTENTION + FEED_FORWARD}
+    layers = {module: normal(L, *shape, scale=shape[0] ** -0.5) for module, shape in shapes.items()}
+    for norm in (field.name for field in dataclasses.fields(Layers) if field.name.endswith("norm")):
+        layers[norm] = normal(L, arch.head_dim if norm in ("q_norm", "k_norm") else arch.embed_dim, scale=0.3)
+    a = {module: normal(L, shapes[module][0], RANK, scale=0.3) for module in MODULES}
+    b = {module: normal(L, RANK, shapes[module][1], scale=0.1) for module in MODULES}
+    embed_VD = normal(arch.vocab_size, arch.embed_dim, scale=0.3)
+    return Weights(embed_VD, Layers(**layers), normal(arch.embed_dim, scale=0.3)), Adapters(a, b, 2.0)
 
 
 def begin(arch: Architecture, sizes: tuple[int, int], whole: bool = False):

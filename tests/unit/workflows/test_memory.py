@@ -79,3 +79,16 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not(limit):
 
     assert size == 0 or peak(size) <= limit
     assert peak(size + 1) > limit
+
+
+@pytest.mark.parametrize("size", ["270m", "4b"])
+@pytest.mark.parametrize("rank", [0, 32])
+def test_a_device_of_a_mesh_holds_its_share_and_no_less(size, rank):
+    one = estimate(shapes(size, P=8, micro=8, rank=rank))
+    for fsdp, tp in ((2, 1), (1, 2), (4, 2)):
+        mesh = dataclasses.replace(shapes(size, P=8, micro=8, rank=rank), fsdp=fsdp, tp=tp)
+        part = estimate(mesh)
+        for name, gigabytes in one.items():
+            assert gigabytes / (fsdp * tp) * 0.999 <= part[name] <= gigabytes, name
+        assert part["weights"] < 1.01 * one["weights"] / (fsdp * tp) if size == "4b" else True
+        assert largest_micro_batch(mesh, 24.0) % fsdp == 0
