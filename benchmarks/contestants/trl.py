@@ -61,6 +61,7 @@ def settings(race: Race, vocabulary: int) -> GRPOConfig:
         learning_rate=LEARNING_RATE,
         max_steps=race.steps,
         bf16=race.dtype == "bfloat16",
+        use_cpu=not torch.cuda.is_available(),
         gradient_checkpointing=not small,
         generation_kwargs={"suppress_tokens": list(NOT_DRAWN)},
         report_to="none",
