@@ -20,7 +20,7 @@ types: $(VENV)/installed-test
 	$(BIN)/mypy
 
 unit: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Fresh goldens by torch, transformers and TRL, our numbers against them, and the live tests that need those libraries.
 # For torch without CUDA: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make parity

@@ -20,6 +20,7 @@ def grpo_step(monkeypatch):
     return importlib.import_module("grpo_step")
 
 
+@pytest.mark.parity
 def test_our_step_is_measured_beside_a_peer_that_is_not_installed(tmp_path):
     (tmp_path / "qwix.py").write_text("raise ModuleNotFoundError('no qwix here')\n")  # the peer needs it
     command = [sys.executable, str(BENCHMARKS / "grpo_step.py"), "--model", "tiny", *SHAPE, "--steps", "2"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import jax
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file
 
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config, ExportConfig
+from agent_tunix.engine.population import alone
 from agent_tunix.models import gemma3
 from agent_tunix.models.huggingface import read_architecture
 from agent_tunix.models.tokenizer import load_tokenizer
@@ -59,9 +61,10 @@ def test_merged_completes_as_trained(command, trained, tmp_path):
     assert np.abs(hidden[0] - hidden[2]).max() > 0.1, "training changed too little for this test to mean anything"
 
     greedy = setup.training_sampling(cfg, model.tokenizer)
-    greedy = type(greedy)(**{**vars(greedy), "temperature": 0.0, "num_generations": 1})
+    greedy = dataclasses.replace(greedy, greedy=True, num_generations=1)
     texts = [
-        complete(m, t, examples, width, 16, greedy, jax.random.key(0)) for m, t in ((model, adapters), (exported, None))
+        alone(complete(m, t, examples, width, 16, greedy, 1.0, jax.random.key(0)))
+        for m, t in ((model, adapters), (exported, None))
     ]
     assert texts[0] == texts[1]
 
