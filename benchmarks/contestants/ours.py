@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 from pathlib import Path
 
-import jax
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from race import LEARNING_RATE, Race, reward
@@ -20,7 +19,6 @@ from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.guard import Interruption, Progress
 from agent_tunix.engine.metrics import Record, RunFolder
 from agent_tunix.engine.population import alone
-from agent_tunix.engine.update import init_state
 from agent_tunix.workflows import setup
 from agent_tunix.workflows.train import Desk, prepare, train_loop
 
@@ -80,8 +78,7 @@ def main() -> None:
     run = prepare(cfg, setup.Shelf(), watch.notice)
     never = dataclasses.replace(run.sampling, end_ids=(-1,))  # no token has this number
     run = dataclasses.replace(run, sampling=never)
-    state = init_state(setup.new_trainable(cfg, run.model), cfg.optimizer.optimizer_name)
-    state = jax.device_put(state, setup.placement(cfg.model))
+    state = setup.new_state(cfg, run.model)
     path = Path(race.folder) / "run"
     with Interruption() as interruption, contextlib.closing(RunFolder(path)) as folder:
         desk = Desk(
