@@ -24,8 +24,6 @@ from agent_tunix.models.lora import Adapters
 from agent_tunix.models.mesh import EVERYWHERE, by_rows, cut
 from agent_tunix.types import Prompts, Rollouts, pytree
 
-AMPERE = 8.0  # the least compute capability that Triton makes kernels for
-
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
@@ -96,7 +94,7 @@ def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sam
 def _draw_rows(logits_BV, temperature_B1, uniform_B1, sampling: Sampling) -> tuple[jax.Array, jax.Array]:
     """A token of every row and its log-probability."""
     k, vocab_size = sampling.top_k or logits_BV.shape[1], logits_BV.shape[1]
-    if not sampling.greedy and kernels.capability() >= AMPERE and draw_kernels.serve(k, vocab_size):
+    if not sampling.greedy and kernels.capability() >= kernels.AMPERE and draw_kernels.serve(k, vocab_size):
         of = (logits_BV, temperature_B1, uniform_B1)
         return draw_kernels.draw(*of, k=k, top_p=sampling.top_p, pad_id=sampling.pad_id)
     logits_BV = logits_BV / temperature_B1

@@ -21,7 +21,6 @@ from agent_tunix.models.lora import Adapters
 from agent_tunix.types import pytree
 
 LARGEST_RANK = 128
-HOPPER = 9.0  # the compute capability of H100 and H200; the tiles are sized for its shared memory
 EVERYTHING = 2**30  # a window that nothing lies outside of
 PRODUCTS = {
     "qkv": ("q_proj", "k_proj", "v_proj"),
@@ -47,7 +46,7 @@ def start(
 
 
 def _kernels_serve(weights: Weights, adapters: Adapters | None) -> bool:
-    if mesh.several_devices() or kernels.capability() != HOPPER or weights.embed_VD.dtype != jnp.bfloat16:
+    if mesh.several_devices() or kernels.capability() != kernels.HOPPER or weights.embed_VD.dtype != jnp.bfloat16:
         return False
     rank = _filled_rank(adapters)
     return rank <= LARGEST_RANK and _fills_blocks(weights, rank)

@@ -23,6 +23,8 @@ from jax.experimental.pallas import triton
 
 from agent_tunix.types import pytree, static
 
+AMPERE = 8.0  # the least compute capability that Triton makes kernels for
+HOPPER = 9.0  # that of H100 and H200; the tiles are sized for its shared memory
 LEAST_TILE = 16  # of rows: what a matrix unit takes at least
 LARGEST_TILE = 64
 LEAST_RANK = 32  # with as many columns of the weight, the 64 rows of one instruction
