@@ -1,10 +1,11 @@
-"""Run twice by test_processes.py, as two processes of two devices each: what they hold, and how they agree.
+"""Run twice by test_two_processes.py, as two processes of two devices each: what they hold, and how they agree.
 
 python in_two_processes.py <what> <port> <process>
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 import jax
@@ -102,7 +103,7 @@ def fault(index: int) -> None:
 
 
 if __name__ == "__main__":
-    what, port, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    what, port, number = sys.argv[1], sys.argv[2], int(os.environ["NUMBER"])
     with processes.joined(Launch("--coordinator", f"localhost:{port}", 2, number)):
         for name in what.split(","):
             globals()[name](number)

@@ -21,7 +21,7 @@ from agent_tunix.workflows import setup
 
 HERE = Path(__file__).parent
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-TRAIN = "import sys; sys.argv[0] = 'run_training.py'\nfrom agent_tunix.cli import train; train()"
+TRAIN = "import os, sys; sys.argv[0] = 'run_training.py'; sys.argv += [{}]\nfrom agent_tunix.cli import train; train()"
 RUN = [
     "model=gemma3_tiny",
     "model.lora_module_path=q_proj",
@@ -56,27 +56,34 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def in_two(folder: Path, command: list[str], devices: int = 1, **of_the_second: str) -> list[tuple[int, str, str]]:
-    """Exit code, output and errors of the two processes of a command, which ends in the number of each."""
+def in_two(folder: Path, command: list[str], of_each: list[dict[str, str]], devices: int = 1) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of a command that is run as two processes, each with an environment of its own."""
     flags = f"{QUICK} --xla_force_host_platform_device_count={devices}"
     common = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(sys.path)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    both = [
-        subprocess.Popen([sys.executable, *command, str(number)], cwd=folder, env=common | own, **pipes)
-        for number, own in enumerate(({}, of_the_second))
-    ]
+    both = [subprocess.Popen([sys.executable, *command], cwd=folder, env=common | own, **pipes) for own in of_each]
     with ThreadPoolExecutor(2) as reading:
         outputs = list(reading.map(lambda process: process.communicate(timeout=300), both))
     return [(process.returncode, *output) for process, output in zip(both, outputs, strict=True)]
 
 
 def train_in_two(folder: Path, *arguments: str, **of_the_second: str) -> list[tuple[int, str, str]]:
-    launch = ["--coordinator", f"localhost:{free_port()}", "--processes", "2", "--process"]
-    return in_two(folder, ["-c", TRAIN, *arguments, *launch], **of_the_second)
+    """By the options of the command line."""
+    code = TRAIN.format(f"'--coordinator=localhost:{free_port()}', '--processes=2', '--process=' + os.environ['NUMBER']")
+    return in_two(folder, ["-c", code, *arguments], [{"NUMBER": "0"}, {"NUMBER": "1"} | of_the_second])
+
+
+def train_under_slurm(folder: Path, *arguments: str) -> list[tuple[int, str, str]]:
+    """By what Slurm would have set."""
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
+    step |= {"JAX_COORDINATOR_PORT": str(free_port())}
+    tasks = [step | {"SLURM_PROCID": number, "SLURM_LOCALID": number} for number in ("0", "1")]
+    return in_two(folder, ["-c", TRAIN.format(""), *arguments], tasks)
 
 
 def script_in_two(folder: Path, what: str) -> list[tuple[int, str, str]]:
-    return in_two(folder, [str(HERE / "in_two_processes.py"), what, str(free_port())], devices=2)
+    command = [str(HERE / "in_two_processes.py"), what, str(free_port())]
+    return in_two(folder, command, [{"NUMBER": "0"}, {"NUMBER": "1"}], devices=2)
 
 
 def test_rows_rewards_and_decisions_are_shared(tmp_path):
@@ -93,12 +100,12 @@ def test_what_no_one_foresaw_ends_all(tmp_path):
     assert "unforeseen" not in silent, "process 0 speaks for all"
 
 
-def test_a_mistake_is_said_once(tmp_path):
-    (first, _, err), (second, out, silent) = train_in_two(tmp_path, *RUN[:3], "training.micro_batch_size=0")
+def test_a_mistake_is_said_once_to_what_slurm_has_started(tmp_path):
+    (first, _, err), (second, out, silent) = train_under_slurm(tmp_path, "model=gemma3_tiny", "training.micro_batch_size=0")
     assert first == second == 2
     assert err.count("training.micro_batch_size=0") == 1
     assert "micro_batch_size" not in silent + out
-    assert list(tmp_path.iterdir()) == []
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
 def test_one_dies_and_the_run_that_goes_on_is_that_of_one_process(tmp_path, command):
