@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -17,9 +18,12 @@ from jax.sharding import PartitionSpec as P
 from agent_tunix.config.launch import Launch
 from agent_tunix.engine import processes
 from agent_tunix.engine.batch import score
+from agent_tunix.engine.checkpoint import Checkpoints
+from agent_tunix.engine.guard import Progress
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.models.mesh import lay, lay_rows, mesh_of_sizes
 from agent_tunix.tasks.datasets import Example
+from agent_tunix.types import TrainState
 
 VALUES = np.arange(24, dtype=np.float32).reshape(8, 3)
 EXAMPLES = [Example(f"question {i}", str(i), ()) for i in range(4)]
@@ -93,6 +97,27 @@ def scoring(index: int) -> None:
     assert pay.asked == list(texts.values()), "a process scores the completions that it holds"
     np.testing.assert_array_equal(scored.rewards_PG, np.arange(8, dtype=np.float32).reshape(4, 2) / 2)
     np.testing.assert_allclose(scored.advantages_PG[:, 1], 0.5**0.5, rtol=1e-3)
+
+
+def checkpoint(index: int) -> None:
+    """Each writes its part of a state; all find the whole of it again."""
+    mesh = mesh_of_sizes((2, 2))
+    cut, everywhere = NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, P())
+    state = TrainState({"a": lay(VALUES, cut)}, {"a": lay(VALUES + 1, cut)}, lay(np.array(3), everywhere))
+    checkpoints = Checkpoints(Path("checkpoints"), 2)
+    checkpoints.save(state, Progress(position=5))
+    found, progress = checkpoints.restore(state)
+    checkpoints.close()
+    assert (int(found.step), progress.position) == (3, 5)
+    np.testing.assert_array_equal(processes.whole(found.trainable["a"]), VALUES)
+    np.testing.assert_array_equal(processes.whole(found.optimizer["a"]), VALUES + 1)
+
+
+def disk(index: int) -> None:
+    processes.make_shared(Path("shared"))
+    processes.SHARED_SECONDS = 1
+    with pytest.raises(UserError, match="not seen by process 1"):
+        processes.make_shared(Path(f"disk of process {index}"))
 
 
 def fault(index: int) -> None:

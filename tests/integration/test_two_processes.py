@@ -20,7 +20,8 @@ from agent_tunix.models.mesh import mesh_of_sizes
 from agent_tunix.workflows import setup
 
 HERE = Path(__file__).parent
-QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"  # to compile
 TRAIN = "import os, sys; sys.argv[0] = 'run_training.py'; sys.argv += [{}]\nfrom agent_tunix.cli import train; train()"
 RUN = [
     "model=gemma3_tiny",
@@ -28,11 +29,11 @@ RUN = [
     "training.batch_size=2",
     "training.micro_batch_size=2",
     "training.num_batches=3",
-    "training.save_interval_steps=1",
+    "training.save_interval_steps=2",
     "training.eval_every_n_steps=null",
     "grpo.num_generations=4",
     "grpo.beta=0",
-    "generation.max_generation_steps=6",
+    "generation.max_generation_steps=4",
     "generation.top_k=null",
     "generation.top_p=1.0",
     "evaluation.num_examples=2",
@@ -45,7 +46,7 @@ REWARD = """
 import os, signal
 
 def odd(prompt, completion, answer):
-    if os.environ.get("DIES") and os.path.exists("run/checkpoints/1"):
+    if os.environ.get("DIES") and os.path.exists("run/checkpoints/2"):
         os.kill(os.getpid(), signal.SIGKILL)
     return float(sum(letter in "13579" for letter in completion))
 """
@@ -86,8 +87,8 @@ def script_in_two(folder: Path, what: str) -> list[tuple[int, str, str]]:
     return in_two(folder, command, [{"NUMBER": "0"}, {"NUMBER": "1"}], devices=2)
 
 
-def test_rows_rewards_and_decisions_are_shared(tmp_path):
-    for code, out, err in script_in_two(tmp_path, "agreement,rows,scoring"):
+def test_rows_rewards_decisions_and_checkpoints_are_shared(tmp_path):
+    for code, out, err in script_in_two(tmp_path, "agreement,rows,scoring,checkpoint,disk"):
         assert code == 0, err
         assert "done" in out
 
@@ -108,24 +109,29 @@ def test_a_mistake_is_said_once_to_what_slurm_has_started(tmp_path):
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
-def test_one_dies_and_the_run_that_goes_on_is_that_of_one_process(tmp_path, command):
+@pytest.mark.parametrize("again", ["one", pytest.param("two", marks=pytest.mark.parity)])
+def test_one_dies_and_the_run_that_goes_on_is_that_of_one_process(tmp_path, command, again):
+    """It is gone on with by one process, or by two as before, which takes as long once more."""
     (tmp_path / "two_processes_reward.py").write_text(REWARD)
-    mesh = "model.mesh_shape=[[2,1],[fsdp,tp]]"
-    (left, _, said), (dead, _, _) = train_in_two(tmp_path, *RUN, mesh, DIES="yes")
+    (left, _, said), (dead, _, _) = train_in_two(tmp_path, *RUN, "model.mesh_shape=[[2,1],[fsdp,tp]]", DIES="yes")
     assert (left, dead) == (LOST, -9)
     assert "Process 1 of 2 was lost" in said
     assert "training.resume=run" in said
-    assert [record["step"] for record in read_records(tmp_path / "run" / "metrics.jsonl")] == [1]
+    assert [record["step"] for record in read_records(tmp_path / "run" / "metrics.jsonl")] == [1, 2]
 
-    (first, out, err), (second, other, _) = train_in_two(tmp_path, "training.resume=run")
-    assert (first, second) == (0, 0), err
-    assert "completed: 3 updates" in out
-    assert "completed" not in other
-    (tmp_path / "run").rename(tmp_path / "two")
+    if again == "two":
+        (first, out, err), (second, other, _) = train_in_two(tmp_path, "training.resume=run")
+        assert (first, second) == (0, 0), err
+        assert "completed: 3 updates" in out
+        assert "completed" not in other
+    else:
+        resumed = command("train", "training.resume=run", "model.mesh_shape=[[1,1],[fsdp,tp]]")
+        assert resumed.code == 0, resumed.err
+    (tmp_path / "run").rename(tmp_path / "broken")
 
     alone = command("train", *RUN)
     assert alone.code == 0, alone.err
-    assert_same_run(tmp_path / "two", tmp_path / "run")
+    assert_same_run(tmp_path / "broken", tmp_path / "run")
 
 
 def numbers(run: Path, name: str) -> list[dict]:
@@ -145,18 +151,18 @@ def learnt(run: Path) -> list[np.ndarray]:
     return jax.tree.leaves(trainable)
 
 
-def assert_same_run(two: Path, one: Path) -> None:
+def assert_same_run(broken: Path, whole: Path) -> None:
     """Texts and rewards to the bit, what the updates compute to rounding."""
-    assert numbers(two, "evals.jsonl") == numbers(one, "evals.jsonl")
-    ours, theirs = numbers(two, "metrics.jsonl"), numbers(one, "metrics.jsonl")
+    assert numbers(broken, "evals.jsonl") == numbers(whole, "evals.jsonl")
+    ours, theirs = numbers(broken, "metrics.jsonl"), numbers(whole, "metrics.jsonl")
     assert len({record["reward/odd"] for record in theirs}) > 1, "there is something to learn from"
     for a, b in zip(ours, theirs, strict=True):
         assert a == pytest.approx(b, rel=1e-3, abs=1e-6)
-    for a, b in zip(numbers(two, "samples.jsonl"), numbers(one, "samples.jsonl"), strict=True):
+    for a, b in zip(numbers(broken, "samples.jsonl"), numbers(whole, "samples.jsonl"), strict=True):
         assert a["completion"] == b["completion"]
         assert a["rewards"] == b["rewards"]
-    for a, b in zip(learnt(two), learnt(one), strict=True):
+    for a, b in zip(learnt(broken), learnt(whole), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=5e-6)  # an update changes a weight by up to 1e-4
-    ends = [json.loads((run / "summary.json").read_text()) for run in (two, one)]
+    ends = [json.loads((run / "summary.json").read_text()) for run in (broken, whole)]
     assert ends[0]["status"] == ends[1]["status"] == "completed"
-    assert sorted(path.name for path in two.iterdir()) == sorted(path.name for path in one.iterdir())
+    assert sorted(path.name for path in broken.iterdir()) == sorted(path.name for path in whole.iterdir())
