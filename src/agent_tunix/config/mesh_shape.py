@@ -50,4 +50,4 @@ def fitting_shapes(devices: int, parted: dict[str, int], micro_batch: int | None
 
 
 def _listed(shapes: list[Sizes], named: int = 8) -> str:
-    return ", ".join(map(shown, shapes[:named])) + (" ..." if len(shapes) > named else "")
+    return (", ".join(map(shown, shapes[:named])) or "none") + (" ..." if len(shapes) > named else "")

@@ -47,7 +47,7 @@ def joined(launch: Launch) -> Iterator[None]:
         if end.code:
             line.fail("It ended by itself; its own output says why.", end.code if isinstance(end.code, int) else 1)
     except Exception as fault:
-        told = traceback.format_exception(fault) if first() else traceback.format_exception_only(fault)
+        told = traceback.format_exception(fault) if line.index == 0 else traceback.format_exception_only(fault)
         line.fail("".join(told).rstrip(), 1, unexpected=True)
     line.part()
     lifeline.current = None
@@ -79,7 +79,9 @@ def _join(launch: Launch) -> lifeline.Lifeline:
 def _connect(index: int, count: int, coordinator: str, store: Any) -> dict[int, socket.socket]:
     """Process 0 is called where JAX was; its port and a token that keeps strangers out are learnt from JAX's store."""
     if index == 0:
-        server = socket.create_server(("", 0), backlog=count)
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        server = socket.create_server(("", 0), family=family, backlog=count, dualstack_ipv6=both)
         token = secrets.token_hex(16)
         store.key_value_set(KEY, f"{server.getsockname()[1]} {token}")
         return lifeline.host(server, count, token, JOIN_SECONDS)
@@ -101,7 +103,10 @@ def _not_found(launch: Launch, fault: Exception) -> str:
             "Give --coordinator, --processes and --process \"$JOB_COMPLETION_INDEX\", or install 'jax[k8s]' and let the "
             "service account read pods and jobs.\nFor a run of this pod alone: --processes 1."
         )
-    return f"The other processes that {launch.launcher} names cannot be found: {fault}\nFor a run alone: --processes 1."
+    return (
+        f"The processes that {launch.launcher} names cannot be joined ({fault}).\n"
+        "The coordinator is process 0, where its port must be free. For a run of this process alone: --processes 1."
+    )
 
 
 def first() -> bool:

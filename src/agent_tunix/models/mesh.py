@@ -48,7 +48,8 @@ def make_mesh(section: ModelSection, micro_batch: int | None = None) -> Mesh:
         have = f"this machine has {there}" if processes == 1 else f"{processes} processes have {there}, and must use all"
         raise UserError(
             f"model.mesh_shape={shown(sizes)} needs {math.prod(sizes)} devices; {have}.\n"
-            f"Shapes that fit: {fitting_shapes(there, parted, micro_batch, least=there if processes > 1 else 1)}"
+            f"Shapes that fit: {fitting_shapes(there, parted, micro_batch, least=there if processes > 1 else 1)}\n"
+            "fsdp must divide training.micro_batch_size, and tp the heads and the feed-forward layer."
         )
     return mesh_of_sizes(sizes)
 
