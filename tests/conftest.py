@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import pytest
 from absl import logging as absl_logging
 from hydra import compose, initialize_config_dir
@@ -18,11 +19,29 @@ from omegaconf import OmegaConf
 
 from agent_tunix import cli
 from agent_tunix.config.load import config_folder
+from agent_tunix.workflows import setup
 
 REPOSITORY = Path(__file__).parents[1]
 
 # Hydra closes the log handlers it finds; absl's would close the stream under pytest's capture with it.
 absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
+
+# Compiling is most of what these tests take, so XLA is to hurry, here and in the processes that tests start. Its older
+# emitters need a third of the time; later releases have them no more. JAX looks for a cache of programs only once, so it is
+# there before the first of them.
+HURRY = ["--xla_backend_optimization_level=1"] + ["--xla_cpu_use_fusion_emitters=false"] * (jax.__version_info__ < (0, 11))
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *HURRY])
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+setup.start_device()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation(request: pytest.FixtureRequest) -> None:
+    """Programs are hardly optimized, but where a module says LONG_RUNS: there fast ones are worth their time."""
+    hurry = not getattr(request.module, "LONG_RUNS", False)
+    jax.config.update("jax_disable_most_optimizations", hurry)
+    if not hurry:
+        jax.clear_caches()  # the slow ones of other modules would be found and used
 
 
 @dataclasses.dataclass(frozen=True)

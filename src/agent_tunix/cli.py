@@ -157,9 +157,10 @@ def close_sweep(folder: Path) -> None:
     from agent_tunix.workflows import doctor, sweep_folder
     from agent_tunix.workflows.report.page import report_on
 
-    if folder.is_dir() and sweep_folder.job_folders(folder):
+    if folder.is_dir() and (jobs := sweep_folder.job_folders(folder)):
         sweep_folder.write_index(folder)
-        doctor.show(_relative(folder), doctor.diagnose(folder), console)
+        if not any(doctor.is_ramp(job) for job in jobs):  # a ramp ends in collapse, and has said what it suggests
+            doctor.show(_relative(folder), doctor.diagnose(folder), console)
         report_on(folder, console.print)
         console.print(f"\nSweep folder: {_relative(folder)}, with report.html", soft_wrap=True, markup=False)
 

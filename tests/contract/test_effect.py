@@ -95,20 +95,11 @@ def trajectory(*overrides: str) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.trainable)])
 
 
-@pytest.fixture
-def quick_compilation():
-    """Compiling is most of what a few updates of a tiny model take."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def header(group: str, name: str) -> str:
     """The comment that a file opens with."""
     return "".join(line for line in (config_folder() / group / f"{name}.yaml").open() if line.startswith("#"))
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("key", CHANGED)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_optimizer_key_changes_the_trajectory_or_the_file_says_that_it_is_not_used(name, key):
@@ -128,21 +119,18 @@ def test_the_keys_above_are_all_there_are():
     assert {*SCHEDULE_KEYS, "scheduler_name"} == set(schema.SchedulerSection.model_fields)
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_every_algorithm_and_every_schedule_leads_elsewhere():
     ends = [trajectory(f"optimizer={name}", "scheduler=linear") for name in ALGORITHMS]
     ends += [trajectory(f"scheduler={name}") for name in SCHEDULES]
     assert len({end.tobytes() for end in ends}) == len(ALGORITHMS) + len(SCHEDULES) - 1  # adamw with linear is in both
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_norms_are_decayed_only_where_told_to_be():
     plain, decayed = (trajectory("model.lora_rank=0", f"optimizer.decay_norms={value}") for value in ("null", "true"))
     assert not np.array_equal(plain, decayed)
     assert np.array_equal(plain, trajectory("model.lora_rank=0", "optimizer.decay_norms=false"))
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("key", SCHEDULE_KEYS)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_scheduler_key_changes_the_trajectory_or_is_refused(name, key):

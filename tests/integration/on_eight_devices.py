@@ -51,11 +51,6 @@ H = Hyperparameters(1e-2, 0.01, 0.9, 0.99, 1e-6, 0.1, 0.1, 0.2, 0.9)
 RANK, MODULES = 6, ("q_proj", "v_proj", "down_proj")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-    jax.config.update("jax_disable_most_optimizations", True)
-
-
 def prompts() -> Prompts:
     rng = np.random.default_rng(0)
     positions = np.maximum(np.arange(S) - rng.integers(0, 5, (P, 1)), -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -15,11 +16,21 @@ def evals(tmp_path, run: str) -> list[dict]:
     return [record for record in read_records(tmp_path / run / "evals.jsonl") if record["split"] == "validation"]
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    return tmp_path_factory.mktemp("kept") / "warm"
+
+
 @pytest.fixture
-def warm(command, tmp_path):
-    outcome = command("train", "+experiment=warm_start", *SMALL, "training.num_batches=20", "hydra.run.dir=warm")
-    assert outcome.code == 0, outcome.err
-    assert "training.init_from=warm" in outcome.out
+def warm(command, kept):
+    """A warm start in the working directory, trained for the first test that asks for it and copied for the others."""
+    if not kept.exists():
+        outcome = command("train", "+experiment=warm_start", *SMALL, "training.num_batches=20", "hydra.run.dir=warm")
+        assert outcome.code == 0, outcome.err
+        assert "training.init_from=warm" in outcome.out
+        shutil.copytree("warm", kept)
+    else:
+        shutil.copytree(kept, "warm")
     return "warm"
 
 

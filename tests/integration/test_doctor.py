@@ -15,6 +15,7 @@ import pytest
 from agent_tunix import cli
 from agent_tunix.engine import population
 
+LONG_RUNS = True
 SMALL = (
     "+experiment=quick_test",
     "training.micro_batch_size=8",

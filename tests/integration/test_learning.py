@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from agent_tunix.engine.metrics import read_records
 
+LONG_RUNS = True
+
 
 def accuracies(command, tmp_path, experiment: str) -> list[dict]:
     outcome = command(

@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+from agent_tunix import cli
 from agent_tunix.engine.metrics import read_records
 
+LONG_RUNS = True
 SMALL = ["evaluation.num_examples=8", "hydra.run.dir=out"]
 
 
@@ -62,3 +64,17 @@ def test_what_cannot_be_ramped_is_refused_and_nothing_is_written(command, tmp_pa
     assert outcome.code == 2
     assert said in outcome.err
     assert not (tmp_path / "out").exists()
+
+
+def test_ramps_of_a_sweep_are_not_judged_as_runs(command, capsys, tmp_path, write_run):
+    for job in "01":
+        write_run(tmp_path / "sweep" / job, seed=int(job))
+        (tmp_path / "sweep" / job / "lr_find.json").write_text(json.dumps({"rates": [], "suggested": 1e-5}))
+    cli.close_sweep(tmp_path / "sweep")
+    said = capsys.readouterr().out
+    assert "Sweep folder: sweep, with report.html" in said
+    assert "Best" not in said
+    assert "try:" not in said
+    outcome = command("doctor", "sweep")
+    assert outcome.code == 2
+    assert "sweep/0 is a ramp of lr-find" in outcome.err

@@ -63,14 +63,6 @@ def assert_same_run(one: Path, other: Path):
         np.testing.assert_allclose(got, want, atol=2e-6)
 
 
-@pytest.fixture(autouse=True)
-def _quick_compilation():
-    """Compiling is most of what a few updates of a tiny model take."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def test_a_fused_sweep_equals_its_jobs_run_alone(tmp_path):
     """Each job keeps its own numbers, data and noise; the one that diverges is frozen, and the others do not notice."""
     three = [dataclasses.replace(job, folder=tmp_path / "fused" / job.folder) for job in jobs(*JOBS)]

@@ -18,14 +18,6 @@ settings.register_profile("unit", deadline=None, max_examples=50, derandomize=Tr
 settings.load_profile("unit")
 
 
-@pytest.fixture(autouse=True)
-def quick_compilation():
-    """Compiling is most of what these tests do; runs of whole workflows, elsewhere, are better off with fast programs."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> jax.Array:
     return jnp.asarray(scale * rng.normal(size=shape), jnp.float32)
 

@@ -11,15 +11,17 @@ was sampled (demonstrations, with advantage 1) the surrogate is A log pi(o_t), a
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 
-from agent_tunix.models.mesh import EVERYWHERE, cut
+from agent_tunix.models.mesh import EVERYWHERE, cut, several_devices
 from agent_tunix.types import pytree
 
-LOGITS_BUDGET = 2**27  # float32 logits alive at once while log-probabilities are taken: 512 MiB
+LOGITS_BUDGET = 2**28  # float32 logits alive at once while log-probabilities are taken: 1 GiB
+SHARES = 8  # of the sum over the vocabulary
 
 
 @pytree
@@ -91,7 +93,7 @@ def sequence_means(values_BC: jax.Array, mask_BC: jax.Array) -> jax.Array:
 
 
 def token_logprobs(hidden_BCD, tokens_BC, embed_VD, temperature) -> tuple[jax.Array, jax.Array]:
-    """Log-probability of each token and the entropy of its distribution, both at the temperature.
+    """Log-probability of each token and the entropy of its distribution, both at the temperature: one for all, or by row.
 
     The vocabulary is large, so logits z = E h / T are made for a few tokens at a time. The gradient of log p(o), which is
     (E_o - sum_v p_v E_v) / T, has its sum taken while they are at hand: the backward pass makes no logits again, unless
@@ -99,55 +101,72 @@ def token_logprobs(hidden_BCD, tokens_BC, embed_VD, temperature) -> tuple[jax.Ar
     """
     B, C, D = hidden_BCD.shape
     rows = min(max(1, LOGITS_BUDGET // embed_VD.shape[0]), B * C)
-    logprobs, entropy = _scores(hidden_BCD.reshape(B * C, D), tokens_BC.reshape(B * C), embed_VD, temperature, rows)
+    sharpness_BC = jnp.broadcast_to((1.0 / jnp.asarray(temperature, jnp.float32)).reshape(-1, 1), (B, C))
+    tokens_N, sharpness_N = tokens_BC.reshape(-1), sharpness_BC.reshape(-1)
+    logprobs, entropy = _scores(hidden_BCD.reshape(B * C, D), tokens_N, sharpness_N, embed_VD, rows)
     return logprobs.reshape(B, C), entropy.reshape(B, C)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _scores(hidden_ND, tokens_N, embed_VD, temperature, rows: int) -> tuple[jax.Array, jax.Array]:
-    def score(hidden_nD, tokens_n):
-        logprobs_nV = _log_softmax(hidden_nD, embed_VD, temperature)
+def _scores(hidden_ND, tokens_N, sharpness_N, embed_VD, rows: int) -> tuple[jax.Array, jax.Array]:
+    def score(hidden_nD, tokens_n, sharpness_n):
+        logprobs_nV = _log_softmax(hidden_nD, embed_VD, sharpness_n)
         return _chosen(logprobs_nV, tokens_n), -(jnp.exp(logprobs_nV) * logprobs_nV).sum(axis=-1)
 
-    return _by_chunks(score, rows, hidden_ND, tokens_N)
+    return _by_chunks(score, rows, hidden_ND, tokens_N, sharpness_N)
 
 
-def _scores_forward(hidden_ND, tokens_N, embed_VD, temperature, rows: int):
-    def score(hidden_nD, tokens_n):
-        logprobs_nV = _log_softmax(hidden_nD, embed_VD, temperature)
+def _scores_forward(hidden_ND, tokens_N, sharpness_N, embed_VD, rows: int):
+    def score(hidden_nD, tokens_n, sharpness_n):
+        logprobs_nV = _log_softmax(hidden_nD, embed_VD, sharpness_n)
         probs_nV = jnp.exp(logprobs_nV)
-        expected_nD = jnp.matmul(probs_nV.astype(embed_VD.dtype), embed_VD, preferred_element_type=jnp.float32)
+        expected_nD = _expected(probs_nV.astype(embed_VD.dtype), embed_VD)
         return _chosen(logprobs_nV, tokens_n), -(probs_nV * logprobs_nV).sum(axis=-1), cut(expected_nD, "fsdp")
 
-    logprobs_N, entropy_N, expected_ND = _by_chunks(score, rows, hidden_ND, tokens_N)
-    return (logprobs_N, entropy_N), (hidden_ND, tokens_N, embed_VD, temperature, expected_ND)
+    logprobs_N, entropy_N, expected_ND = _by_chunks(score, rows, hidden_ND, tokens_N, sharpness_N)
+    return (logprobs_N, entropy_N), (hidden_ND, tokens_N, sharpness_N, embed_VD, expected_ND)
 
 
 def _scores_backward(rows: int, saved, cotangents):
     """Where the embedding is frozen its gradient is dead code, which the compiler drops."""
-    hidden_ND, tokens_N, embed_VD, temperature, expected_ND = saved
-    scale_N = cotangents[0] / temperature
+    hidden_ND, tokens_N, sharpness_N, embed_VD, expected_ND = saved
+    scale_N = cotangents[0] * sharpness_N
     hidden_gradient_ND = scale_N[:, None] * (embed_VD[tokens_N] - expected_ND)
 
     def add(total_VD, part):
-        hidden_nD, tokens_n, scale_n = part
-        probs_nV = jnp.exp(_log_softmax(hidden_nD, embed_VD, temperature))
+        hidden_nD, tokens_n, sharpness_n, scale_n = part
+        probs_nV = jnp.exp(_log_softmax(hidden_nD, embed_VD, sharpness_n))
         departure_nV = scale_n[:, None] * (jax.nn.one_hot(tokens_n, embed_VD.shape[0]) - probs_nV)
         return total_VD + jnp.einsum("nv,nd->vd", departure_nV, hidden_nD.astype(jnp.float32)), None
 
     zeros_VD = jnp.zeros(embed_VD.shape, jnp.float32)
-    embed_gradient_VD, _ = jax.lax.scan(add, zeros_VD, _chunks(rows, hidden_ND, tokens_N, scale_N))
-    return hidden_gradient_ND.astype(hidden_ND.dtype), None, embed_gradient_VD.astype(embed_VD.dtype), None
+    embed_gradient_VD, _ = jax.lax.scan(add, zeros_VD, _chunks(rows, hidden_ND, tokens_N, sharpness_N, scale_N))
+    return hidden_gradient_ND.astype(hidden_ND.dtype), None, None, embed_gradient_VD.astype(embed_VD.dtype)
 
 
 _scores.defvjp(_scores_forward, _scores_backward)
 
 
-def _log_softmax(hidden_nD, embed_VD, temperature) -> jax.Array:
+def _log_softmax(hidden_nD, embed_VD, sharpness_n) -> jax.Array:
     """On a mesh every device has the logits of all rows for its part of the vocabulary."""
     logits_nV = jnp.einsum("nd,vd->nv", cut(hidden_nD), embed_VD, preferred_element_type=jnp.float32)
     logits_nV = cut(logits_nV, None, EVERYWHERE)
-    return jax.nn.log_softmax(logits_nV / temperature, axis=-1)
+    return jax.nn.log_softmax(logits_nV * sharpness_n[:, None], axis=-1)
+
+
+def _expected(probs_nV: jax.Array, embed_VD: jax.Array) -> jax.Array:
+    """sum_v p_v E_v in float32. Its sum is long and its result small: in shares there is work for a whole GPU."""
+    (n, V), D = probs_nV.shape, embed_VD.shape[1]
+    shares = math.gcd(V, SHARES)
+    if several_devices() or shares == 1:
+        return jnp.matmul(probs_nV, embed_VD, preferred_element_type=jnp.float32)
+    of_shares = jnp.einsum(
+        "nzv,zvd->znd",
+        probs_nV.reshape(n, shares, -1),
+        embed_VD.reshape(shares, -1, D),
+        preferred_element_type=jnp.float32,
+    )
+    return of_shares.sum(axis=0)
 
 
 def _chosen(values_nV: jax.Array, tokens_n: jax.Array) -> jax.Array:

@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from agent_tunix.engine import compiler
-from agent_tunix.engine.top_k import top_k
-from agent_tunix.models import decoding, gemma3, lora
+from agent_tunix.engine import compiler, draw_kernels
+from agent_tunix.models import decoding, gemma3, kernels, lora
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters
 from agent_tunix.models.mesh import EVERYWHERE, by_rows, cut
@@ -59,11 +58,12 @@ def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sam
     hidden_PSD, prompt = gemma3.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
     B = G * len(prompts.tokens_PS)
     temperature_B1 = jnp.repeat(jnp.stack([jnp.asarray(draw.temperature, jnp.float32) for draw in draws]), B // K)[:, None]
+    uniform_CB1 = jax.vmap(lambda step: _uniform(keys_K, step, B))(jnp.arange(C))
 
     def draw(hidden_BD, step, done_B):
         logits_BV = cut(gemma3.unembed(weights, cut(hidden_BD)), None, EVERYWHERE)
         draw_rows = partial(_draw_rows, sampling=sampling)
-        tokens_B, logprobs_B = by_rows(draw_rows, logits_BV, temperature_B1, _uniform(keys_K, step, B))
+        tokens_B, logprobs_B = by_rows(draw_rows, logits_BV, temperature_B1, uniform_CB1[step])
         tokens_B = jnp.where(done_B, sampling.pad_id, tokens_B)
         ended_B = done_B | jnp.isin(tokens_B, jnp.array(sampling.end_ids))
         return tokens_B, jnp.where(done_B, 0.0, logprobs_B), ended_B
@@ -93,6 +93,10 @@ def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sam
 
 def _draw_rows(logits_BV, temperature_B1, uniform_B1, sampling: Sampling) -> tuple[jax.Array, jax.Array]:
     """A token of every row and its log-probability."""
+    k, vocab_size = sampling.top_k or logits_BV.shape[1], logits_BV.shape[1]
+    if not sampling.greedy and kernels.capability() >= kernels.AMPERE and draw_kernels.serve(k, vocab_size):
+        of = (logits_BV, temperature_B1, uniform_B1)
+        return draw_kernels.draw(*of, k=k, top_p=sampling.top_p, pad_id=sampling.pad_id)
     logits_BV = logits_BV / temperature_B1
     tokens_B = draw_tokens(logits_BV, uniform_B1, sampling)
     chosen_B = jnp.take_along_axis(logits_BV, tokens_B[:, None], axis=-1)[:, 0]
@@ -108,7 +112,7 @@ def draw_tokens(logits_BV: jax.Array, uniform_B1: jax.Array, sampling: Sampling)
     k = min(sampling.top_k or vocab_size, vocab_size)
     if k == vocab_size and sampling.top_p >= 1:
         return _invert_cdf(uniform_B1, jax.nn.softmax(logits_BV, axis=-1)).astype(jnp.int32)
-    top_Bk, ids_Bk = top_k(logits_BV, k)
+    top_Bk, ids_Bk = jax.lax.top_k(logits_BV, k)
     probs_Bk = jax.nn.softmax(top_Bk, axis=-1)
     before_Bk = jnp.cumsum(probs_Bk, axis=-1) - probs_Bk
     nucleus_Bk = jnp.where(before_Bk < sampling.top_p, probs_Bk, 0.0)

@@ -6,7 +6,7 @@ not depend on how it was sliced. A group's prompt is read once and its gradient 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine import compiler
 from agent_tunix.models import gemma3
 from agent_tunix.models.gemma3 import Architecture, Weights
-from agent_tunix.models.lora import Adapters, Trainable, policy
+from agent_tunix.models.lora import Adapters, Trainable, policies
 from agent_tunix.models.mesh import cut, keep_in_place
 from agent_tunix.types import Batch, Prompts, TrainState, pytree
 
@@ -45,29 +45,34 @@ def evaluation_trainable(state: TrainState, optimizer: str) -> Trainable:
     return optimizers.evaluation_params(state.optimizer, state.trainable, optimizer)
 
 
-def _update(
-    state: TrainState,
-    batch: Batch,
+def _updates(
+    states: tuple[TrainState, ...],
+    batches: tuple[Batch, ...],
     weights: Weights,
-    h: Hyperparameters,
-    max_kl: ArrayLike,
+    hs: tuple[Hyperparameters, ...],
+    max_kls: tuple[ArrayLike, ...],
     arch: Architecture,
     micro_batches: int,
     optimizer: str = "adamw",
-) -> tuple[TrainState, UpdateStats]:
-    """One step of the optimizer of that name; where numbers are out of hand the step counts, but nothing else changes."""
-    zeros = jax.tree.map(jnp.zeros_like, state.trainable)
+) -> tuple[tuple[TrainState, UpdateStats], ...]:
+    """A step of each of several states, which share every product with the base: all their rows go through it at once."""
+    trainables = tuple(state.trainable for state in states)
+    zeros = jax.tree.map(jnp.zeros_like, trainables)
 
     def accumulate(carry, part):
-        loss = partial(_loss, part=part, weights=weights, h=h, arch=arch)
-        (_, stats), grads = jax.value_and_grad(loss, has_aux=True)(state.trainable)
+        loss = partial(_loss, part=part, weights=weights, hs=hs, arch=arch)
+        (_, stats), grads = jax.value_and_grad(loss, has_aux=True)(trainables)
         return jax.tree.map(jnp.add, carry, grads), stats
 
-    total, stats = jax.lax.scan(accumulate, zeros, _micro_batches(batch, micro_batches))
-    sequences = batch.tokens_BC.shape[0]
-    grads = jax.tree.map(lambda g: g / sequences, total)
-    stats = jax.tree.map(lambda s: s.sum() / sequences, stats)
+    total, stats = jax.lax.scan(accumulate, zeros, _micro_batches(batches, micro_batches))
+    sequences = batches[0].tokens_BC.shape[0]
+    grads, stats = jax.tree.map(lambda g: g / sequences, total), jax.tree.map(lambda s: s.sum(axis=0) / sequences, stats)
+    finish = partial(_finish, arch=arch, optimizer=optimizer)
+    return _each(finish, zip(states, grads, stats, hs, max_kls, strict=True))
 
+
+def _finish(state, grads, stats, h, max_kl, *, arch, optimizer) -> tuple[TrainState, UpdateStats]:
+    """One step of the optimizer of that name; where numbers are out of hand the step counts, but nothing else changes."""
     trainable, moments, change = optimizers.step(grads, state.optimizer, state.trainable, h, optimizer)
     grad_norm = optax.tree.norm(grads)
     applied = jnp.isfinite(stats.loss) & jnp.isfinite(grad_norm) & ~(stats.kl > max_kl)
@@ -80,24 +85,16 @@ def _update(
 
 
 STATIC = ("arch", "micro_batches", "optimizer")
-update = jax.jit(_update, static_argnames=STATIC, donate_argnames="state", compiler_options=compiler.OPTIONS)
+update_together = jax.jit(_updates, static_argnames=STATIC, compiler_options=compiler.OPTIONS)
 
 
-@partial(jax.jit, static_argnames=STATIC, compiler_options=compiler.OPTIONS)
-def update_together(
-    states: tuple[TrainState, ...],
-    batches: tuple[Batch, ...],
-    weights: Weights,
-    hs: tuple[Hyperparameters, ...],
-    max_kls: tuple[ArrayLike, ...],
-    **static: Any,
-) -> tuple[tuple[TrainState, UpdateStats], ...]:
-    """One update for each of several states over the same base; the batches are of one shape."""
-
-    def one(state, batch, h, max_kl):
-        return _update(state, batch, weights, h, max_kl, **static)
-
-    return _each(one, zip(states, batches, hs, max_kls, strict=True))
+@partial(jax.jit, static_argnames=STATIC, donate_argnames="state", compiler_options=compiler.OPTIONS)
+def update(
+    state: TrainState, batch: Batch, weights: Weights, h: Hyperparameters, max_kl: ArrayLike, **static: Any
+) -> tuple[TrainState, UpdateStats]:
+    """A step of one state, which is used up."""
+    (result,) = _updates((state,), (batch,), weights, (h,), (max_kl,), **static)
+    return result
 
 
 @partial(jax.jit, static_argnames=("arch", "micro_batches"), compiler_options=compiler.OPTIONS)
@@ -112,14 +109,18 @@ def reference_logprobs(
 ) -> tuple[jax.Array, ...]:
     """Log-probabilities of the completions under the reference: the base, adapters off or those of an earlier run."""
 
-    def one(batch, temperature):
-        def logprobs(part):
-            return completion_logprobs(weights, adapters, *part, arch=arch, temperature=temperature)[0]
+    def logprobs(part):
+        temperature_B = _by_row(temperatures, part[1])
+        return completion_logprobs(weights, adapters, *part, arch=arch, temperature=temperature_B)[0]
 
-        parts = _micro_batches((batch.prompts, batch.tokens_BC, batch.mask_BC), micro_batches)
-        return jax.lax.map(logprobs, parts).reshape(batch.tokens_BC.shape)
+    parts = _micro_batches(tuple((b.prompts, b.tokens_BC, b.mask_BC) for b in batches), micro_batches)
+    found = jax.lax.map(logprobs, parts)
+    return tuple(x.reshape(batches[0].tokens_BC.shape) for x in jnp.split(found, len(batches), axis=1))
 
-    return _each(one, zip(batches, temperatures, strict=True))
+
+def _by_row(values: Sequence[ArrayLike], rows: jax.Array) -> jax.Array:
+    """The value of each policy for each of its rows."""
+    return jnp.repeat(jnp.stack([jnp.asarray(value, jnp.float32) for value in values]), len(rows) // len(values))
 
 
 def _each(function: Callable[..., Any], members: Iterable[tuple]) -> tuple:
@@ -155,20 +156,32 @@ def completion_logprobs(
 
 
 def _loss(
-    trainable: Trainable, part: Batch, weights: Weights, h: Hyperparameters, arch: Architecture
-) -> tuple[jax.Array, LossStats]:
+    trainables: tuple[Trainable, ...], part: Batch, weights: Weights, hs: tuple[Hyperparameters, ...], arch: Architecture
+) -> tuple[jax.Array, tuple[LossStats, ...]]:
+    """The sum of the losses of several policies, whose rows lie one policy after another."""
+    temperature_B = _by_row([h.temperature for h in hs], part.tokens_BC)
     logprobs_BC, entropy_BC = completion_logprobs(
-        *policy(weights, trainable), part.prompts, part.tokens_BC, part.mask_BC, arch=arch, temperature=h.temperature
+        *policies(weights, trainables), part.prompts, part.tokens_BC, part.mask_BC, arch=arch, temperature=temperature_B
     )
     inputs = LossInputs(
         logprobs_BC, part.old_logprobs_BC, part.reference_logprobs_BC, entropy_BC, part.mask_BC, part.advantages_B
     )
-    return grpo_loss(inputs, h.clip_epsilon, h.kl_beta)
+    own = [jax.tree.map(lambda x, k=k: jnp.split(x, len(hs))[k], inputs) for k in range(len(hs))]
+    found = _each(lambda inputs, h: grpo_loss(inputs, h.clip_epsilon, h.kl_beta), zip(own, hs, strict=True))
+    losses, stats = zip(*found, strict=True)
+    return sum(losses), stats
 
 
-def _micro_batches(tree, count: int):
-    """Cuts the leading axis of every array into `count` equal slices; groups stay whole, as sequences lie by prompt."""
-    return jax.tree.map(lambda x: cut(x.reshape(count, x.shape[0] // count, *x.shape[1:]), None, "fsdp"), tree)
+def _micro_batches(members: tuple, count: int):
+    """Cuts leading axes into `count` equal slices, each with the rows of all members, one member after another.
+
+    Groups stay whole, as sequences lie by prompt.
+    """
+
+    def slices(*leaves):
+        return cut(jnp.concatenate([x.reshape(count, -1, *x.shape[1:]) for x in leaves], axis=1), None, "fsdp")
+
+    return jax.tree.map(slices, *members)
 
 
 def _share_changed(old, new) -> jax.Array:

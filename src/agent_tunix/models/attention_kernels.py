@@ -1,4 +1,4 @@
-"""Attention of one new token a sequence, as kernels for an NVIDIA GPU: norm, RoPE and cache, shares of softmax, their sum.
+"""Attention of one new token a sequence, as kernels for an NVIDIA GPU: norm, RoPE, cache and shares of softmax; their sum.
 
 A sequence sees its prompt's keys, which its group shares, and its own. A prompt of S slots is padded on its left, so the
 token in slot t of any completion lies S + t slots after the first of its prompt, and sees the same slots through a window.
@@ -7,11 +7,13 @@ A prompt's length is all there is to know of it. A few sequences fill the device
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
 
 from agent_tunix.models.kernels import FLOAT32, LEAST_TILE, call, dot_transposed
 
@@ -26,81 +28,94 @@ def whole_tiles(slots: int) -> int:
     return -(-slots // KEY_TILE) * KEY_TILE
 
 
-def rotate_and_store(qkv_RHN, q_norm_N, k_norm_N, angles, slot_1, k_RCKN, v_RCKN, *, scale, eps, interpret):
-    """Queries ready to be multiplied with keys, and the cache with this token's key and value in their slot."""
-    (R, _, N), K = qkv_RHN.shape, k_RCKN.shape[2]
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """What the rows are: completions of each prompt, rows of each policy; and how a layer sees and scales."""
+
+    group: int
+    policy_rows: int
+    window: int
+    scale: float
+    eps: float
+
+
+def attend(qkv_RHN, norms, angles, slot_1, lengths_P, prompt_kv, written_kv, rows: Rows, interpret: bool):
+    """Shares of attention, [R, Z, H, N], and logarithms of their normalisers, [R, Z, H]; the cache with this token."""
+    (R, _, N), K = qkv_RHN.shape, written_kv[0].shape[2]
     H = qkv_RHN.shape[1] - 2 * K
-    arguments = (qkv_RHN, q_norm_N, k_norm_N, *angles, slot_1, k_RCKN, v_RCKN)
-    out = [jax.ShapeDtypeStruct(shape, qkv_RHN.dtype) for shape in ((R, H, N), k_RCKN.shape, v_RCKN.shape)]
-    kernel = partial(_rotate_kernel, H, scale, eps)
-    specs = [_whole(x) for x in arguments], [_whole(x) for x in out]
-    return call(kernel, (R,), *specs, out, aliases={6: 1, 7: 2}, interpret=interpret)(*arguments)
-
-
-def _rotate_kernel(H, scale, eps, qkv_ref, q_norm_ref, k_norm_ref, cos_ref, sin_ref, slot_ref, _k, _v, q_out, k_out, v_out):
-    row, slot, K = pl.program_id(0), slot_ref[0], k_out.shape[2]
-    half, dtype = cos_ref.shape[1], q_out.dtype
-    halves = pl.ds(0, half), pl.ds(half, half)
-    cos, sin = cos_ref[row, :][None], sin_ref[row, :][None]
-
-    def rotated(heads, norm_ref):
-        x = [qkv_ref[row, heads, at].astype(FLOAT32) for at in halves]
-        inverse = jax.lax.rsqrt(sum((part * part).sum(axis=1) for part in x) / (2 * half) + eps)[:, None]
-        a, b = (
-            (part * inverse * (1.0 + norm_ref[at].astype(FLOAT32)[None])).astype(dtype).astype(FLOAT32)
-            for part, at in zip(x, halves, strict=True)
-        )
-        return (a * cos - b * sin).astype(dtype), (b * cos + a * sin).astype(dtype)
-
-    values = [qkv_ref[row, pl.ds(H + K, K), at] for at in halves]  # before the first store, past which no load can move
-    queries, keys = rotated(pl.ds(0, H), q_norm_ref), rotated(pl.ds(H, K), k_norm_ref)
-    for at, q, k, v in zip(halves, queries, keys, values, strict=True):
-        q_out[row, :, at] = (q.astype(FLOAT32) * scale).astype(dtype)
-        k_out[row, slot, :, at] = k
-        v_out[row, slot, :, at] = v
-
-
-def attend(q_RHN, slot_1, lengths_P, prompt_kv, written_kv, *, group, policy_rows, window, interpret):
-    """Shares of attention, [R, Z, H, N], and the logarithm of each one's normaliser, [R, Z, H]."""
-    (R, H, N), K = q_RHN.shape, written_kv[0].shape[2]
     shares = max(2, min(SHARES, PROGRAMS // (R * K)))
-    arguments = (q_RHN, slot_1, lengths_P, *prompt_kv, *written_kv)
-    out = [jax.ShapeDtypeStruct((R, shares, H, N), q_RHN.dtype), jax.ShapeDtypeStruct((R, shares, H), FLOAT32)]
-    kernel = partial(_attend_kernel, group, policy_rows, window, shares)
+    arguments = (qkv_RHN, *norms, *angles, slot_1, lengths_P, *prompt_kv, *written_kv)
+    shapes = ((R, shares, H, N), qkv_RHN.dtype), ((R, shares, H), FLOAT32), *((x.shape, x.dtype) for x in written_kv)
+    out = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
     specs = [_whole(x) for x in arguments], [_whole(x) for x in out]
-    return call(kernel, (R, K, shares), *specs, out, stages=2, interpret=interpret)(*arguments)
+    run = call(
+        partial(_attend_kernel, rows), (R, K, shares), *specs, out, stages=2, aliases={9: 2, 10: 3}, interpret=interpret
+    )
+    parts, logs, *kv = run(*arguments)
+    return parts, logs, kv
 
 
-def _attend_kernel(
-    group, policy_rows, window, shares, q_ref, slot_ref, lengths_ref, prompt_k, prompt_v, k_ref, v_ref, out_ref, log_ref
-):
+def _attend_kernel(rows, qkv_ref, q_norm, k_norm, cos_ref, sin_ref, slot_ref, lengths_ref, *caches_and_outs):
+    prompt_k, prompt_v, k_ref, v_ref, out_ref, log_ref, *stored = caches_and_outs
     row, kv_head, share = (pl.program_id(axis) for axis in range(3))
-    S, ratio, slot = prompt_k.shape[1], q_ref.shape[1] // k_ref.shape[2], slot_ref[0]
-    prompts = lengths_ref.shape[0] * policy_rows // q_ref.shape[0]
-    prompt = row // policy_rows * prompts + jnp.minimum(row % policy_rows // group, prompts - 1)
+    (R, shares, H, N), K = out_ref.shape, k_ref.shape[2]
+    S, slot = prompt_k.shape[1], slot_ref[0]
+    halves = pl.ds(0, N // 2), pl.ds(N // 2, N // 2)
     # A tile of queries takes 16 heads; where a key/value head has fewer, the last is computed again.
-    heads = kv_head * ratio + jnp.minimum(jax.lax.broadcasted_iota(jnp.int32, (LEAST_TILE,), 0), ratio - 1)
-    halves = pl.ds(0, q_ref.shape[2] // 2), pl.ds(q_ref.shape[2] // 2, q_ref.shape[2] // 2)
-    q = [q_ref[row, heads, at] for at in halves]
+    heads = kv_head * (H // K) + jnp.minimum(jax.lax.broadcasted_iota(jnp.int32, (LEAST_TILE,), 0), H // K - 1)
+    angles = cos_ref[row, :][None], sin_ref[row, :][None]
+    q = _rotated([qkv_ref[row, heads, at] for at in halves], [q_norm[at] for at in halves], angles, rows.eps)
+    q = [(part.astype(FLOAT32) * rows.scale).astype(part.dtype) for part in q]
+    key_head, value_head = pl.ds(H + kv_head, 1), pl.ds(H + K + kv_head, 1)
+    k = _rotated([qkv_ref[row, key_head, at] for at in halves], [k_norm[at] for at in halves], angles, rows.eps)
+    v = [qkv_ref[row, value_head, at] for at in halves]
+    for cache, parts in zip(stored, (k, v), strict=True):
+        for at, part in zip(halves, parts, strict=True):
+            mask = jnp.broadcast_to(share == 0, part.shape)
+            triton.store(cache.at[row, slot, pl.ds(kv_head, 1), at], part, mask=mask)
 
-    first_seen = jnp.maximum(S - lengths_ref[prompt], S + slot + 1 - window), jnp.maximum(0, slot + 1 - window)
-    first_tile = [jnp.minimum(first_seen[0] // KEY_TILE, S // KEY_TILE), first_seen[1] // KEY_TILE]
-    in_prompt = S // KEY_TILE - first_tile[0]
-    tiles = in_prompt + slot // KEY_TILE + 1 - first_tile[1]
-    begin = share * pl.cdiv(tiles, shares)
-    end = jnp.minimum(begin + pl.cdiv(tiles, shares), tiles)
-
-    zeros = jnp.zeros((LEAST_TILE, q[0].shape[1]), FLOAT32)
-    state = jnp.full((LEAST_TILE,), LOWEST, FLOAT32), jnp.zeros((LEAST_TILE,), FLOAT32), zeros, zeros
-    prompt_tiles = [first_tile[0] + jnp.minimum(edge, in_prompt) for edge in (begin, end)]
-    state = _softmax(q, prompt_k, prompt_v, (prompt, kv_head, halves), prompt_tiles, (first_seen[0], S - 1), state)
-    own_tiles = [first_tile[1] + jnp.maximum(edge - in_prompt, 0) for edge in (begin, end)]
-    greatest, total, *out = _softmax(q, k_ref, v_ref, (row, kv_head, halves), own_tiles, (first_seen[1], slot), state)
-
+    prompts = lengths_ref.shape[0] * rows.policy_rows // R
+    prompt = row // rows.policy_rows * prompts + jnp.minimum(row % rows.policy_rows // rows.group, prompts - 1)
+    before = S + slot + 1 - rows.window  # slots out of the window
+    seen = (jnp.maximum(S - lengths_ref[prompt], before), S - 1), (jnp.maximum(0, before - S), slot - 1)
+    prompt_tiles, own_tiles = _tiles(seen, S, slot, share, shares)
+    state = _softmax(q, prompt_k, prompt_v, (prompt, kv_head, halves), prompt_tiles, seen[0], _start(q, k, v, share == 0))
+    greatest, total, *out = _softmax(q, k_ref, v_ref, (row, kv_head, halves), own_tiles, seen[1], state)
     total = jnp.maximum(total, 1e-30)
     for at, part in zip(halves, out, strict=True):
         out_ref[row, share, heads, at] = (part / total[:, None]).astype(out_ref.dtype)
     log_ref[row, share, heads] = greatest + jnp.log(total)
+
+
+def _rotated(parts, norms, angles, eps):
+    """Heads, as two halves, after norm and RoPE."""
+    x, (cos, sin), dtype = [part.astype(FLOAT32) for part in parts], angles, parts[0].dtype
+    inverse = jax.lax.rsqrt(sum(part * part for part in x).sum(axis=1) / (2 * x[0].shape[1]) + eps)[:, None]
+    a, b = (part * inverse * (1.0 + norm.astype(FLOAT32)[None]) for part, norm in zip(x, norms, strict=True))
+    a, b = (part.astype(dtype).astype(FLOAT32) for part in (a, b))
+    return (a * cos - b * sin).astype(dtype), (b * cos + a * sin).astype(dtype)
+
+
+def _start(q, k, v, with_token):
+    """What softmax begins with: the token itself, or nothing. The cache holds only what came before it."""
+    score = sum(a.astype(FLOAT32) * b.astype(FLOAT32) for a, b in zip(q, k, strict=True)).sum(axis=1)
+    values = [jnp.broadcast_to(part.astype(FLOAT32), q[0].shape) for part in v]
+    begun = jnp.where(with_token, score, LOWEST), jnp.where(with_token, jnp.ones_like(score), 0.0)
+    return *begun, *(jnp.where(with_token, part, 0.0) for part in values)
+
+
+def _tiles(seen, S, slot, share, shares):
+    """The tiles of prompt and completion that one share reads, each as (begin, end)."""
+    first_in_prompt = jnp.minimum(seen[0][0] // KEY_TILE, S // KEY_TILE)
+    in_prompt, end_of_own = S // KEY_TILE - first_in_prompt, pl.cdiv(slot, KEY_TILE)
+    first_of_own = jnp.minimum(seen[1][0] // KEY_TILE, end_of_own)
+    tiles = in_prompt + end_of_own - first_of_own
+    begin = share * pl.cdiv(tiles, shares)
+    edges = begin, jnp.minimum(begin + pl.cdiv(tiles, shares), tiles)
+    return (
+        [first_in_prompt + jnp.minimum(edge, in_prompt) for edge in edges],
+        [first_of_own + jnp.maximum(edge - in_prompt, 0) for edge in edges],
+    )
 
 
 def _softmax(q, keys_ref, values_ref, where, tiles, seen, state):

@@ -1,7 +1,7 @@
 """Reading one more token of every sequence, after prompts that were read once each and are shared by their groups.
 
 There are two ways. On any device, and on a mesh of several, `gemma3.forward` with a token as its sequence. On one NVIDIA
-GPU of the Hopper kind, where a step of that is mostly the launching of hundreds of small kernels, nine kernels a layer do
+GPU of the Hopper kind, where a step of that is mostly the launching of hundreds of small kernels, eight kernels a layer do
 the same, with layers unrolled and with weights and adapters laid out for them once a rollout. Both keep adapters apart from
 weights: what samples is what is trained, for one policy and for several over the same base.
 """
@@ -16,12 +16,11 @@ import jax.numpy as jnp
 
 from agent_tunix.models import attention_kernels, gemma3, kernels, mesh
 from agent_tunix.models.gemma3 import Architecture, Segment, Weights
-from agent_tunix.models.kernels import LEAST_RANK, Product
+from agent_tunix.models.kernels import LEAST_RANK, LEAST_TILE, Product
 from agent_tunix.models.lora import Adapters
 from agent_tunix.types import pytree
 
 LARGEST_RANK = 128
-HOPPER = "9.0"  # the compute capability of H100 and H200; the tiles are sized for its shared memory
 EVERYTHING = 2**30  # a window that nothing lies outside of
 PRODUCTS = {
     "qkv": ("q_proj", "k_proj", "v_proj"),
@@ -47,11 +46,16 @@ def start(
 
 
 def _kernels_serve(weights: Weights, adapters: Adapters | None) -> bool:
-    device = jax.local_devices()[0]
-    if mesh.several_devices() or device.platform != "gpu" or weights.embed_VD.dtype != jnp.bfloat16:
+    if mesh.several_devices() or kernels.capability() != kernels.HOPPER or weights.embed_VD.dtype != jnp.bfloat16:
         return False
-    rank = 0 if adapters is None else max(a.shape[-1] for a in adapters.a.values())
-    return rank <= LARGEST_RANK and str(device.compute_capability) == HOPPER
+    rank = _filled_rank(adapters)
+    return rank <= LARGEST_RANK and _fills_blocks(weights, rank)
+
+
+def _fills_blocks(weights: Weights, columns: int) -> bool:
+    """Whether the columns of every module are whole blocks of so many: a program takes those of one module."""
+    modules = (module for modules in PRODUCTS.values() for module in modules)
+    return all(getattr(weights.layers, module).shape[2] % columns == 0 for module in modules)
 
 
 def _by_forward(weights, adapters, arch, prompt, group, slots) -> tuple[Segment, Read]:
@@ -78,12 +82,14 @@ def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) 
     policies = 1 if adapters is None or _rank_axes(adapters) == 3 else next(iter(adapters.a.values())).shape[1]
     lengths_P = prompt.positions_BS[:, -1] + 1
     B = len(lengths_P) * group
-    tile = kernels.row_tile(B // policies)
+    rank, tile = _filled_rank(adapters), kernels.row_tile(B // policies)
+    few = policies % 2 == 0 and tile == LEAST_TILE and rank == LEAST_RANK
+    sharing = 2 if few and _fills_blocks(weights, 2 * rank) else 1
     rows = -(-B // policies // tile) * tile
-    layers = _layers(weights, adapters, arch, prompt, policies)
+    layers = _layers(weights, adapters, arch, prompt, (policies // sharing, sharing, rank))
     first_R = _filled(jnp.repeat(lengths_P, group), policies, rows)
     one = jax.jit(_layer, static_argnames=("arch", "window", "tile", "group", "policy_rows", "interpret"))
-    static = {"arch": arch, "tile": tile, "group": group, "policy_rows": rows, "interpret": interpret}
+    static = {"arch": arch, "tile": tile * sharing, "group": group, "policy_rows": rows, "interpret": interpret}
 
     def read(cache, tokens_B, slot, done_B):
         del done_B  # what a finished sequence reads is of no use, and no one else sees it
@@ -111,11 +117,9 @@ def _layer(x_RD, delta_ZRD, after_D, layer, kv, places, *, arch, window, tile, g
     w, norms, eps = layer.products, layer.norms, arch.norm_eps
     x_RD, h_RD = kernels.norm(x_RD, delta_ZRD, after_D, norms["input_norm"], eps, interpret)
     qkv_RHN = kernels.product(h_RD, w["qkv"], tile, interpret).reshape(len(x_RD), -1, arch.head_dim)
-    q_RHN, *kv = attention_kernels.rotate_and_store(
-        qkv_RHN, norms["q_norm"], norms["k_norm"], angles, slot_1, *kv, scale=arch.query_scale, eps=eps, interpret=interpret
-    )
-    rows = {"group": group, "policy_rows": policy_rows, "window": window, "interpret": interpret}
-    shares = attention_kernels.attend(q_RHN, slot_1, lengths_P, layer.prompt_kv, kv, **rows)
+    rows = attention_kernels.Rows(group, policy_rows, window, arch.query_scale, eps)
+    heads = norms["q_norm"], norms["k_norm"]
+    *shares, kv = attention_kernels.attend(qkv_RHN, heads, angles, slot_1, lengths_P, layer.prompt_kv, kv, rows, interpret)
     h_RE = attention_kernels.combine(*shares, interpret=interpret)
     delta_ZRD = kernels.split_product(h_RE, w["output"], tile, interpret)
     x_RD, h_RD = kernels.norm(x_RD, delta_ZRD, norms["post_attention_norm"], norms["pre_feedforward_norm"], eps, interpret)
@@ -129,13 +133,16 @@ def _filled(values_B: jax.Array, policies: int, rows: int) -> jax.Array:
     return jnp.pad(values_KB, ((0, 0), (0, rows - values_KB.shape[1]))).reshape(-1)
 
 
-def _layers(weights: Weights, adapters: Adapters | None, arch: Architecture, prompt: Segment, policies: int) -> list[_Layer]:
+def _filled_rank(adapters: Adapters | None) -> int:
+    largest = 0 if adapters is None else max(a.shape[-1] for a in adapters.a.values())
+    return max(LEAST_RANK, 1 << (largest - 1).bit_length())
+
+
+def _layers(weights: Weights, adapters: Adapters | None, arch: Architecture, prompt: Segment, of: tuple) -> list[_Layer]:
     pairs = {} if adapters is None else adapters.by_module()
-    if adapters is not None and policies == 1 and _rank_axes(adapters) == 3:
+    if adapters is not None and _rank_axes(adapters) == 3:
         pairs = {name: (a[:, None], b[:, None]) for name, (a, b) in pairs.items()}
-    largest = max((a.shape[-1] for a, _ in pairs.values()), default=0)
-    rank = max(LEAST_RANK, 1 << (largest - 1).bit_length())
-    products = {name: _product(weights, pairs, modules, policies, rank) for name, modules in PRODUCTS.items()}
+    products = {name: _product(weights, pairs, modules, *of) for name, modules in PRODUCTS.items()}
     w = weights.layers
     names = ("input_norm", "q_norm", "k_norm", "post_attention_norm", "pre_feedforward_norm", "post_feedforward_norm")
     S = prompt.keys_LBSKN.shape[2]
@@ -146,20 +153,22 @@ def _layers(weights: Weights, adapters: Adapters | None, arch: Architecture, pro
     return [jax.tree.map(lambda x, layer=layer: x[layer], stacked) for layer in range(arch.num_layers)]
 
 
-def _product(weights: Weights, pairs, modules, policies: int, rank: int) -> Product:
+def _product(weights: Weights, pairs, modules, tenants: int, sharing: int, rank: int) -> Product:
     """The matrices of modules side by side, and their adapters; a module without one gets zeros. Stacked over layers."""
     dtype, rows, a_rows, b_columns = weights.embed_VD.dtype, [], [], []
     for module in modules:
         w_LEU = getattr(weights.layers, module)
         L, E, U = w_LEU.shape
-        a, b = pairs.get(module, (jnp.zeros((L, policies, E, rank)), jnp.zeros((L, policies, rank, U))))
+        M = tenants * sharing
+        a, b = pairs.get(module, (jnp.zeros((L, M, E, rank)), jnp.zeros((L, M, rank, U))))
         missing = rank - a.shape[-1]
         rows.append(w_LEU.swapaxes(1, 2))
-        a_rows.append(jnp.pad(a.swapaxes(2, 3), ((0, 0), (0, 0), (0, missing), (0, 0))).astype(dtype))
-        b_columns.append(jnp.pad(b.swapaxes(2, 3), ((0, 0), (0, 0), (0, 0), (0, missing))).astype(dtype))
-    a_LaE = jnp.stack(a_rows, axis=2).reshape(L, -1, E)
+        a_rows.append(jnp.pad(a, ((0, 0), (0, 0), (0, 0), (0, missing))).reshape(L, tenants, sharing, E, rank))
+        b_columns.append(jnp.pad(b, ((0, 0), (0, 0), (0, missing), (0, 0))).reshape(L, tenants, sharing * rank, U))
+    a_LaE = jnp.stack(a_rows, axis=2).swapaxes(4, 5).reshape(L, -1, E)
+    b_LMUr = jnp.concatenate(b_columns, axis=3).swapaxes(2, 3)
     parts = tuple(r.shape[1] for r in rows)
-    return Product(jnp.concatenate([*rows, a_LaE], axis=1), jnp.concatenate(b_columns, axis=2), parts)
+    return Product(jnp.concatenate([*rows, a_LaE.astype(dtype)], axis=1), b_LMUr.astype(dtype), parts, sharing)
 
 
 def _rank_axes(adapters: Adapters) -> int:

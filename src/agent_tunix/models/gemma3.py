@@ -4,9 +4,8 @@ Grouped-query attention with normalised queries and keys, four RMSNorms a layer,
 global layer with their own RoPE bases, and an embedding scaled by sqrt(D) that is tied to the output head.
 
 Layers are stacked along a leading axis and run under `lax.scan`. What was read before is passed as segments of keys and
-values (`past`); attention scores each segment apart and takes one softmax over all of them. A segment with fewer rows
-than the queries is shared by neighbouring rows: a prompt is read once and serves its whole group, in the rollout and,
-with gradients, in the update. Positions decide everything else: -1 marks padding, which no one attends to.
+values (`past`). A segment with fewer rows than the queries is shared by neighbouring rows: a prompt is read once and serves
+its whole group, in the rollout and, with gradients, in the update. Positions decide everything else: -1 marks padding.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from agent_tunix.models.attention import attend
 from agent_tunix.models.mesh import cut
 from agent_tunix.types import pytree
 
@@ -113,7 +113,7 @@ def forward(
         k_BTKN = _rotate(rms_norm(k_BTKN, w.k_norm, arch.norm_eps), *cos_sin)
         segments = [(k, v, pos) for (k, v), pos in zip(past_kv, past_positions, strict=True)]
         segments.append((k_BTKN, v_BTKN, positions_BT))
-        h_BTD = _attend(q_BTHN, positions_BT, segments, window)
+        h_BTD = attend(q_BTHN, positions_BT, segments, window)
         h_BTD = _project(h_BTD, w.o_proj, lora.get("o_proj"))
         x_BTD = cut(x_BTD + rms_norm(h_BTD, w.post_attention_norm, arch.norm_eps), *stream)
 
@@ -201,29 +201,3 @@ def rotations(arch: Architecture, positions: jax.Array) -> tuple[tuple[jax.Array
 def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
-
-
-def _attend(q_BTHN, q_positions_BT, segments, window) -> jax.Array:
-    """Softmax attention over all segments together; returns [B, T, H * N]."""
-    B, T, H, N = q_BTHN.shape
-    scores = [_scores(q_BTHN, q_positions_BT, keys, positions, window) for keys, _, positions in segments]
-    probs_BTHS = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1).astype(q_BTHN.dtype)
-    out_BTHN, start = jnp.zeros_like(q_BTHN), 0
-    for _, values, _ in segments:
-        rows, length, heads, _ = values.shape
-        share = probs_BTHS[..., start : start + length].reshape(rows, -1, heads, H // heads, length)
-        out_BTHN += jnp.einsum("btkrs,bskn->btkrn", share, values).reshape(B, T, H, N)
-        start += length
-    return out_BTHN.reshape(B, T, H * N)
-
-
-def _scores(q_BTHN, q_positions_BT, keys, positions, window) -> jax.Array:
-    """Masked float32 attention scores [B, T, H, S] against one segment, whose rows may each serve several queries."""
-    B, T, H, N = q_BTHN.shape
-    rows, length, heads, _ = keys.shape
-    q = q_BTHN.reshape(rows, -1, heads, H // heads, N)
-    scores = jnp.einsum("btkrn,bskn->btkrs", q, keys, preferred_element_type=jnp.float32)
-    distance = q_positions_BT.reshape(rows, -1, 1) - positions[:, None, :]
-    seen = (positions[:, None, :] >= 0) & (distance >= 0) & (distance < window)
-    masked = jnp.where(seen[:, :, None, None, :], scores, jnp.finfo(jnp.float32).min)
-    return masked.reshape(B, T, H, length)

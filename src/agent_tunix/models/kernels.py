@@ -5,7 +5,8 @@ under way at once. A product takes its low-rank adapter along as more rows of th
 product, the residual and both norms around it are one kernel. Sizes of tiles are those that were fastest on an H200.
 
 Axes as in types.py, and: R rows, which are sequences, those of each policy filled up to whole tiles; E inputs and U outputs
-of a product; r rank, filled up to a power of two; M policies; Z shares of a split sum.
+of a product; r rank, filled up to a power of two; M policies; Z shares of a split sum. Policies of few rows share tiles,
+for which their adapters lie side by side: M then counts those that do as one, and r their ranks together.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from jax.experimental.pallas import triton
 
 from agent_tunix.types import pytree, static
 
+AMPERE = 8.0  # the least compute capability that Triton makes kernels for
+HOPPER = 9.0  # that of H100 and H200; the tiles are sized for its shared memory
 LEAST_TILE = 16  # of rows: what a matrix unit takes at least
 LARGEST_TILE = 64
 LEAST_RANK = 32  # with as many columns of the weight, the 64 rows of one instruction
 DEPTH = 128  # inputs of a product that are loaded at a time, at most
-SHARES = 8  # of a split product, at most
+SHARES = 4  # of a split product, at most
+SPLIT_PROGRAMS = 160  # of a split product, about
 SHARED_MEMORY = 220 * 2**10  # bytes of a multiprocessor that loads under way may take
 MULTIPROCESSORS = 132
 FLOAT32 = jnp.float32
@@ -36,16 +40,23 @@ FLOAT32 = jnp.float32
 class Product:
     """A product's weights: the columns of W as rows, with those of every policy's A after them, and B.
 
-    `parts` are the numbers of columns of the modules that lie side by side in W.
+    `parts` are the numbers of columns of the modules that lie side by side in W, `sharing` that of policies in a tile.
     """
 
     rows_UE: jax.Array
     b_MUr: jax.Array
     parts: tuple[int, ...] = static()
+    sharing: int = static()
 
     @property
     def rank(self) -> int:
         return self.b_MUr.shape[-1]
+
+
+def capability() -> float:
+    """The compute capability of the NVIDIA GPU that programs are made for; 0 where that is another device."""
+    number = str(getattr(jax.local_devices()[0], "compute_capability", ""))
+    return float(number) if number.replace(".", "").isdigit() else 0.0
 
 
 def row_tile(rows: int) -> int:
@@ -59,7 +70,7 @@ def norm(x_RD, delta_ZRD, post_D, pre_D, eps: float, interpret: bool) -> tuple[j
     row, scale = pl.BlockSpec((None, D), lambda i: (i, 0)), pl.BlockSpec((D,), lambda i: (0,))
     shares = pl.BlockSpec((len(delta_ZRD), None, D), lambda i: (0, i, 0))
     out = jax.ShapeDtypeStruct((R, D), x_RD.dtype)
-    run = call(partial(_norm, eps), (R,), [row, shares, scale, scale], [row, row], [out, out], interpret=interpret)
+    run = call(partial(_norm, eps), (R,), [row, shares, scale, scale], [row, row], [out, out], warps=8, interpret=interpret)
     return run(x_RD, delta_ZRD, post_D, pre_D)
 
 
@@ -98,7 +109,9 @@ def product(h_RE, w: Product, tile: int, interpret: bool) -> jax.Array:
 def split_product(h_RE, w: Product, tile: int, interpret: bool) -> jax.Array:
     """The same as a sum still to be taken over its first axis: [Z, R, U] in float32."""
     chunks = h_RE.shape[1] // _depth(h_RE, 2 * w.rank + tile)
-    shares = max(z for z in range(1, SHARES + 1) if chunks % z == 0)
+    whole = len(h_RE) // tile * (w.b_MUr.shape[1] // w.rank)
+    most = max(1, min(SHARES, SPLIT_PROGRAMS // whole))
+    shares = max(z for z in range(1, most + 1) if chunks % z == 0)
     return _product(h_RE, w, tile, shares, FLOAT32, interpret)
 
 
@@ -113,15 +126,15 @@ def _product(h_RE, w, tile, shares, dtype, interpret):
     out_spec, out = pl.BlockSpec((None, tile, r), lambda i, j, z: (z, i, j)), jax.ShapeDtypeStruct((shares, R, U), dtype)
     depth = _depth(h_RE, 2 * r + tile)
     stages = _stages(4, (2 * r + tile) * depth, math.prod(grid))
-    kernel = partial(_product_kernel, w.parts, policy_tiles, E // shares, depth)
+    kernel = partial(_product_kernel, w.parts, w.sharing, policy_tiles, E // shares, depth)
     return call(kernel, grid, in_specs, out_spec, out, stages=stages, interpret=interpret)(h_RE, w.rows_UE, w.b_MUr)
 
 
-def _product_kernel(parts, policy_tiles, width, depth, h_ref, w_ref, b_ref, y_out):
+def _product_kernel(parts, sharing, policy_tiles, width, depth, h_ref, w_ref, b_ref, y_out):
     i, j, z = (pl.program_id(axis) for axis in range(3))
     rows = _operand_rows(parts, i // policy_tiles, j, b_ref.shape[1])
     (total,) = _accumulate(h_ref, w_ref, [rows], z * width, width, depth)
-    y_out[...] = _with_adapter(total, b_ref, h_ref.dtype).T.astype(y_out.dtype)
+    y_out[...] = _with_adapter(total, b_ref, sharing, h_ref.dtype).T.astype(y_out.dtype)
 
 
 def _operand_rows(parts: Sequence[int], policy, block, rank: int):
@@ -144,9 +157,12 @@ def _accumulate(h_ref, w_ref, operands, start, width, depth):
     return jax.lax.fori_loop(0, width // depth, add, zeros)
 
 
-def _with_adapter(total, b_ref, dtype):
-    """W h + B (A h), of an accumulated W h over A h."""
+def _with_adapter(total, b_ref, sharing, dtype):
+    """W h + B (A h), of an accumulated W h over A h; of policies that share a tile, each with its own part of A and B."""
     base, low = jnp.split(total, 2, axis=0)
+    if sharing > 1:
+        policy, owner = (jax.lax.broadcasted_iota(jnp.int32, low.shape, n) // (low.shape[n] // sharing) for n in (0, 1))
+        low = jnp.where(policy == owner, low, 0.0)
     return base + jnp.dot(b_ref[...], low.astype(dtype), preferred_element_type=FLOAT32)
 
 
@@ -180,16 +196,17 @@ def gated_product(h_RD, w: Product, tile: int, interpret: bool) -> jax.Array:
     out_spec, out = pl.BlockSpec((tile, r), lambda i, j: (i, j)), jax.ShapeDtypeStruct((R, F), h_RD.dtype)
     grid, depth = (R // tile, F // r), _depth(h_RD, 4 * r + tile)
     stages = _stages(3, (4 * r + tile) * depth, math.prod(grid))
-    kernel = partial(_gated_kernel, w.parts, policy_tiles, depth)
+    kernel = partial(_gated_kernel, w.parts, w.sharing, policy_tiles, depth)
     run = call(kernel, grid, in_specs, out_spec, out, stages=stages, interpret=interpret)
     return run(h_RD, w.rows_UE, w.b_MUr, w.b_MUr)
 
 
-def _gated_kernel(parts, policy_tiles, depth, h_ref, w_ref, gate_b_ref, up_b_ref, y_out):
+def _gated_kernel(parts, sharing, policy_tiles, depth, h_ref, w_ref, gate_b_ref, up_b_ref, y_out):
     i, j, rank = pl.program_id(0), pl.program_id(1), gate_b_ref.shape[1]
     operands = [_operand_rows(parts, i // policy_tiles, block, rank) for block in (j, parts[0] // rank + j)]
     gate, up = _accumulate(h_ref, w_ref, operands, 0, h_ref.shape[1], depth)
-    gate, up = _with_adapter(gate, gate_b_ref, h_ref.dtype), _with_adapter(up, up_b_ref, h_ref.dtype)
+    gate = _with_adapter(gate, gate_b_ref, sharing, h_ref.dtype)
+    up = _with_adapter(up, up_b_ref, sharing, h_ref.dtype)
     y_out[...] = (jax.nn.gelu(gate, approximate=True) * up).T.astype(y_out.dtype)
 
 

@@ -47,14 +47,18 @@ def main(arguments: Sequence[str], console: Console) -> None:
 
 
 def diagnose(folder: Path) -> Report | SweepReport:
-    if (folder / "lr_find.json").is_file():
-        raise UserError(
-            f"{folder} is a ramp of lr-find, which ends in collapse on purpose; see its lr_find.json or report.html."
-        )
     jobs = job_folders(folder)
+    for ramp in filter(is_ramp, (folder, *jobs)):
+        raise UserError(
+            f"{ramp} is a ramp of lr-find, which ends in collapse on purpose; see its lr_find.json or report.html."
+        )
     if jobs and not (folder / "config.yaml").is_file():
         return examine_sweep({job.name: read(job) for job in jobs})
     return examine(read(folder))
+
+
+def is_ramp(folder: Path) -> bool:
+    return (folder / "lr_find.json").is_file()
 
 
 def read(folder: Path) -> RunRecords:

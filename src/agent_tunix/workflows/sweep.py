@@ -82,7 +82,8 @@ def train_all(
         for group in groups(open_jobs):
             for mode, part in parts(group, shelf, bars.notice, fuse):
                 if not interruption.requested:
-                    write_index(folder, overrides, ", ".join(sorted(modes := modes | {mode})))
+                    modes |= {mode}
+                    write_index(folder, overrides, ", ".join(sorted(modes)), {job.folder.name for job in part})
                     _train(part, shelf, bars, interruption)
         if interruption.requested:
             bars.notice(f"Interrupted. The same command with hydra.sweep.dir={folder} goes on from here.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from agent_tunix.engine.metrics import Record, replace_text
@@ -11,15 +11,26 @@ from agent_tunix.engine.metrics import Record, replace_text
 RESULTS = ("status", "steps", "first_eval", "best_eval", "final_eval", "seconds")
 
 
-def write_index(folder: Path, overrides: Mapping[str, Sequence[str]] | None = None, mode: str | None = None) -> Record:
-    """Writes sweep.json from what the jobs' folders say; `overrides` names jobs, some of which may not have begun."""
+def write_index(
+    folder: Path,
+    overrides: Mapping[str, Sequence[str]] | None = None,
+    mode: str | None = None,
+    running: Collection[str] = (),
+) -> Record:
+    """Writes sweep.json from what the jobs' folders say; `overrides` names jobs, some of which may not have begun.
+
+    Those that are `running` are named by who runs them: their folders are made later, or tell of an earlier attempt.
+    """
     index = read_index(folder)
     known = {job["job"]: job for job in index["jobs"]}
     for name in overrides or {}:
         known[name] = {"job": name, "overrides": list((overrides or {})[name])}
     for path in job_folders(folder):
         known.setdefault(path.name, {"job": path.name, "overrides": []})
-    jobs = [known[name] | results(folder / name) for name in sorted(known, key=int)]
+    jobs = [
+        known[name] | ({"status": "running"} if name in running else results(folder / name))
+        for name in sorted(known, key=int)
+    ]
     index = {"mode": mode or index["mode"], "jobs": jobs}
     replace_text(folder / "sweep.json", json.dumps(index, indent=2) + "\n")
     return index
@@ -37,10 +48,10 @@ def job_folders(folder: Path) -> list[Path]:
 
 
 def results(folder: Path) -> Record:
-    """What came of a job so far; one that has begun and has no summary is running, or was killed."""
+    """What came of a job that is not running; one that has begun and has no summary was killed."""
     path = folder / "summary.json"
     if not path.exists():
-        return {"status": "running" if (folder / "config.yaml").exists() else "waiting"}
+        return {"status": "interrupted" if (folder / "config.yaml").exists() else "waiting"}
     summary = json.loads(path.read_text())
     given = {"overrides": summary["overrides"]} if summary.get("overrides") else {}
     return given | {key: summary.get(key) for key in RESULTS}

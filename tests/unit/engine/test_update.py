@@ -72,7 +72,7 @@ def loss_and_gradient(weights, arch):
     """Of a batch; the gradient is that of the sum over sequences, before any optimizer."""
 
     def loss(adapters, batch):
-        value, stats = update_module._loss(adapters, batch, weights, H, arch)
+        value, (stats,) = update_module._loss((adapters,), batch, weights, (H,), arch)
         return value, stats
 
     return jax.jit(jax.value_and_grad(loss, has_aux=True))

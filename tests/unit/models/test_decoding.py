@@ -15,7 +15,7 @@ from agent_tunix.models.lora import Adapters
 from agent_tunix.models.weights import init_weights
 from agent_tunix.types import Prompts
 
-POLICIES, GROUP, STEPS = 3, 3, 7
+POLICIES, GROUP, STEPS = 4, 3, 7
 ROWS = 3 * GROUP  # of one policy
 
 
@@ -26,7 +26,7 @@ def random(rng: np.random.Generator, like) -> jax.Array:
 @pytest.fixture(scope="module")
 def arch(arch):
     """A local and a global layer, wide enough for a rank's worth of columns of a module; completions outgrow the window."""
-    return dataclasses.replace(arch, num_layers=2, embed_dim=96, num_heads=4, num_kv_heads=2, head_dim=16, hidden_dim=160)
+    return dataclasses.replace(arch, num_layers=2, embed_dim=192, num_heads=4, num_kv_heads=2, head_dim=32, hidden_dim=320)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_an_adapter_that_rounding_would_swallow_is_kept(weights, members):
     tiny = dataclasses.replace(members[0], b=jax.tree.map(lambda b: 1e-4 * b, members[0].b))
     base = jax.tree.map(lambda w: w.astype(jnp.bfloat16), weights)
     pairs = {name: (a[:, None], b[:, None]) for name, (a, b) in tiny.by_module().items()}
-    product = decoding._product(base, pairs, ("q_proj",), policies=1, rank=32)
+    product = decoding._product(base, pairs, ("q_proj",), tenants=1, sharing=1, rank=32)
     base_rows, a_rows = jnp.split(product.rows_UE, [product.parts[0]], axis=1)
     np.testing.assert_array_equal(base_rows, base.layers.q_proj.swapaxes(1, 2))
     carried = product.b_MUr[:, 0].astype(jnp.float32) @ a_rows.astype(jnp.float32)

@@ -100,10 +100,13 @@ def _over_all(
     rate = chosen.settings.get(RATE) if chosen else None
     if not isinstance(rate, int | float):
         return []
-    if rate in (low, high) and not any(job.name in tied and job.settings.get(RATE) != rate for job in jobs):
-        beyond = [rate / 10, rate / 3, rate] if rate == low else [rate, rate * 3, rate * 10]
+    as_good = sorted({job.settings[RATE] for job in jobs if job.name in tied} - {rate})
+    if rate not in (low, high):
+        evidence = f"the best rate, {rate:g}, lies inside the grid"
+    else:
         evidence = f"the best rate, {rate:g}, is at the edge of the grid from {low:g} to {high:g}"
-        return [Finding("best at the edge of the grid", Severity.MILD, evidence, sweep(beyond))]
-    return [
-        Finding("refine", Severity.MILD, f"the best rate, {rate:g}, lies inside the grid", sweep([rate / 3, rate, rate * 3]))
-    ]
+        if not as_good:
+            beyond = [rate / 10, rate / 3, rate] if rate == low else [rate, rate * 3, rate * 10]
+            return [Finding("best at the edge of the grid", Severity.MILD, evidence, sweep(beyond))]
+        evidence += f", but noise does not tell it from {', '.join(f'{other:g}' for other in as_good)}"
+    return [Finding("refine", Severity.MILD, evidence, sweep([rate / 3, rate, rate * 3]))]

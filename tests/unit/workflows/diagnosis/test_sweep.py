@@ -34,6 +34,15 @@ def test_a_sweep_is_judged_as_a_whole(config, jobs, best, illness, grid):
     assert "--multirun" in report.findings[0].remedy
 
 
+def test_a_best_rate_at_the_edge_that_ties_with_one_inside_is_said_to_be_there(config):
+    report = examine_sweep(sweep_of(config, [(1e-6, 0.55, 0.1), (1e-5, 0.94, 0.1), (3e-5, 0.95, 0.1)]))
+    (finding,) = report.findings
+    assert finding.evidence == (
+        "the best rate, 3e-05, is at the edge of the grid from 1e-06 to 3e-05, but noise does not tell it from 1e-05"
+    )
+    assert finding.remedy.endswith("optimizer.learning_rate=1e-05,3e-05,9e-05")
+
+
 def test_candidates_within_noise_of_each_other_are_said_to_be(config):
     report = examine_sweep(sweep_of(config, [(1e-6, 0.90, 0.1), (1e-5, 0.92, 0.1), (1e-4, 0.91, 0.1)]))
     (finding,) = report.findings

@@ -1,0 +1,55 @@
+"""The kernels run here in Pallas's interpreter, against the draw that XLA makes of the same logits and the same numbers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agent_tunix.engine import draw_kernels, rollout
+from agent_tunix.engine.rollout import Sampling
+
+ROWS, PAD = 4, 7
+
+
+def assert_same_draw(logits_BV, k, top_p=1.0):
+    key = jax.random.key(k)
+    uniform_B1 = jax.random.uniform(key, (ROWS, 1))
+    temperature_B1 = jnp.asarray([[0.5], [0.9], [1.0], [1.7]])
+    cuts = {"k": k, "top_p": top_p, "pad_id": PAD, "interpret": True}
+    got = jax.jit(partial(draw_kernels.draw, **cuts))(logits_BV, temperature_B1, uniform_B1)
+    sampling = Sampling(top_k=k, top_p=top_p, max_steps=1, num_generations=1, end_ids=(1,), pad_id=PAD)
+    want = jax.jit(partial(rollout._draw_rows, sampling=sampling))(logits_BV, temperature_B1, uniform_B1)
+    np.testing.assert_array_equal(got[0], want[0])
+    np.testing.assert_allclose(got[1], want[1], atol=1e-4)
+    return np.asarray(got[0])
+
+
+@pytest.mark.parametrize(("width", "k", "top_p"), [(40_960, 50, 1.0), (33_001, 50, 0.9), (16_384, 1, 1), (70_000, 112, 0.5)])
+def test_the_token_and_its_probability_are_those_of_sorting(width, k, top_p):
+    """Also where the width is no multiple of the blocks; padding is the likeliest of all and is never drawn."""
+    logits_BV = 3 * jax.random.normal(jax.random.key(k), (ROWS, width)).at[:, PAD].set(9.0)
+    assert PAD not in assert_same_draw(logits_BV, k, top_p)
+
+
+@pytest.mark.parametrize("values", [2, 40])
+def test_of_equal_values_the_lower_index_comes_first(values):
+    """With two or forty different values in a row, the k-th and thousands more are equal."""
+    rows = jax.random.randint(jax.random.key(0), (ROWS, 40_960), 0, values).astype(jnp.float32)
+    assert_same_draw(rows, 50)
+
+
+def test_the_likeliest_may_all_lie_in_one_block_or_be_fewer_than_k():
+    logits = np.full((ROWS, 40_960), -np.inf, np.float32)
+    logits[:2, 512:562] = np.arange(50)
+    logits[2:, ::1000] = 1.0  # 41 finite values: the rest of the 50 is minus infinity
+    assert_same_draw(jnp.asarray(logits), 50)
+
+
+def test_a_row_too_short_or_a_k_too_great_is_left_to_sorting():
+    assert draw_kernels.serve(50, draw_kernels.SMALLEST_ROW)
+    assert not draw_kernels.serve(50, draw_kernels.SMALLEST_ROW - 1)
+    assert not draw_kernels.serve(draw_kernels.LARGEST_K + 1, 262_144)

@@ -1,0 +1,27 @@
+"""What sweep.json says of jobs that wait, run, were killed or have ended."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+from agent_tunix.workflows.sweep_folder import write_index
+
+
+def statuses(folder) -> list[str]:
+    return [job["status"] for job in json.loads((folder / "sweep.json").read_text())["jobs"]]
+
+
+def test_a_job_is_running_from_its_first_moment_and_interrupted_once_nobody_runs_it(tmp_path, write_run):
+    overrides = {name: [f"seed={name}"] for name in "0123"}
+    write_index(tmp_path, overrides, "fused", running={"0", "1"})
+    assert statuses(tmp_path) == ["running", "running", "waiting", "waiting"], "no folder is made yet"
+    write_run(tmp_path / "0", status=None)
+    write_run(tmp_path / "1")
+    write_run(tmp_path / "2", status="interrupted")
+    write_index(tmp_path, overrides, running={"2"})
+    assert statuses(tmp_path) == ["interrupted", "completed", "running", "waiting"]
+    shutil.rmtree(tmp_path / "2")
+    index = write_index(tmp_path)
+    assert statuses(tmp_path) == ["interrupted", "completed", "waiting", "waiting"]
+    assert [job["overrides"] for job in index["jobs"]] == list(overrides.values())
