@@ -105,7 +105,7 @@ def _draw_rows(logits_BV, temperature_B1, uniform_B1, sampling: Sampling) -> tup
 
 def draw_tokens(logits_BV: jax.Array, uniform_B1: jax.Array, sampling: Sampling) -> jax.Array:
     """One token a row: the likeliest, or drawn from the distribution cut to the top k and the nucleus p. Never padding."""
-    logits_BV = logits_BV.at[:, sampling.pad_id].set(-jnp.inf)
+    logits_BV = jnp.where(jnp.arange(logits_BV.shape[1]) == sampling.pad_id, -jnp.inf, logits_BV)
     if sampling.greedy:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
     vocab_size = logits_BV.shape[-1]
