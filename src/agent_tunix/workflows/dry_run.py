@@ -87,6 +87,7 @@ def shapes(cfg: Config, width: int) -> memory.Shapes:
         completion_length=cfg.generation.max_generation_steps,
         fsdp=fsdp,
         tp=tp,
+        base_dtype=cfg.model.base_dtype,
     )
 
 
