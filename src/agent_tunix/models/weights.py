@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -160,7 +159,7 @@ def _assemble(
         sharding = NamedSharding(mesh, spec((field,), shape, arch, mesh.shape))
         return jax.device_put(tensor(name, shape).astype(dtype), sharding)
 
-    def stacked(field: str) -> Matrix:
+    def stacked(field: str) -> Any:
         shape, held_as = (arch.num_layers, *_layer_shape(arch, field)), None if field in NORMS else base_dtype
         cuts = (*spec((field,), shape, arch, mesh.shape), *[None] * len(shape))[1 : len(shape)]
         part = NamedSharding(mesh, PartitionSpec(*reversed(cuts)))
@@ -172,7 +171,7 @@ def _assemble(
         return stack
 
     return Weights(
-        layers=Layers(**typing.cast(dict[str, Any], {field: stacked(field) for field in STACKED})),
+        layers=Layers(**{field: stacked(field) for field in STACKED}),
         embed_VD=placed("embed_VD", EMBEDDING, (arch.vocab_size, arch.embed_dim)),
         final_norm_D=placed("final_norm_D", FINAL_NORM, (arch.embed_dim,)),
     )

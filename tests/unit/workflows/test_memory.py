@@ -94,6 +94,15 @@ def test_4b_in_4_bits_trains_on_a_card_of_11_gb():
     assert peaks[1] <= 11 < peaks[2]
 
 
+def test_the_plan_names_the_widest_base_that_fits():
+    s = shapes("4b", micro=2)
+    for limit, said in ((20.0, []), (11.0, ["model.base_dtype=int8 takes 10.7 GB, which fits"]), (5.0, [])):
+        assert dry_run._notes_on_base(s, limit) == said
+    (line,) = dry_run._notes_on_base(dataclasses.replace(s, base_dtype="int8"), 10.0)
+    assert line.startswith("model.base_dtype=nf4 takes 9.1 GB")
+    assert not dry_run._notes_on_base(shapes("4b", micro=2, rank=0), 11.0)
+
+
 @given(st.sampled_from(["P", "G", "S", "C", "micro", "rank"]), st.integers(1, 64))
 def test_more_of_anything_never_takes_less(name, factor):
     base = shapes()
