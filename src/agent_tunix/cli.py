@@ -5,6 +5,7 @@ Hydra composes the configuration; this module decides where a run's folder is an
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import typing
@@ -21,18 +22,19 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from agent_tunix.config.load import config_folder, did_you_mean, read_config, validate
+from agent_tunix.config.launch import Launch, launched
+from agent_tunix.config.load import config_folder, did_you_mean, hydra_arguments, missing_option, read_config, validate
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
 from agent_tunix.config.tuning import LrFindConfig, TuneConfig
+from agent_tunix.engine import lifeline
 from agent_tunix.errors import DivergenceError, UserError
 
 console = Console(highlight=False)
-EXTRAS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit", "optuna": "optuna"}
 
 
 def train() -> None:
     """Trains a model; see `python run_training.py --help`."""
-    _hydra("config", _train)
+    _hydra("config", _train, several=True)
 
 
 def plan() -> None:
@@ -53,7 +55,7 @@ def tune() -> None:
 
 def evaluate() -> None:
     """Evaluates a run or a base model; see `python evaluate.py --help`."""
-    _hydra("evaluate", _evaluate)
+    _hydra("evaluate", _evaluate, several=True)
 
 
 def export() -> None:
@@ -103,22 +105,34 @@ def main() -> None:
 
 def _train(composed: DictConfig) -> float | None:
     """Returns the held-out accuracy, by which Hydra's sweepers search."""
+    from agent_tunix.engine import processes
     from agent_tunix.workflows import dry_run
     from agent_tunix.workflows import train as workflow
 
     cfg = validate(composed, Config)
-    output = Path(HydraConfig.get().runtime.output_dir)
+    output = _output()
     if cfg.dry_run:
-        dry_run.run(cfg, _relative(output), console)
+        if processes.first():
+            dry_run.run(cfg, _relative(output), console)
         return None
     if cfg.training.resume is None:
-        if (output / "config.yaml").exists():
+        if processes.first() and (output / "config.yaml").exists():
             raise UserError(
                 f"{output} already holds a run; continue it with training.resume={output}, or choose another folder."
             )
     else:
         cfg, output = _resumed(cfg.training.resume)
+    if lifeline.current:
+        resume = f"training.resume={_relative(output)}"
+        lifeline.current.advice = f"Start all of them again with {resume}: the run goes on from its last checkpoint."
     return _accuracy(workflow.run(cfg, _relative(output), console, _given(HydraConfig.get().overrides.task)))
+
+
+def _output() -> Path:
+    """The folder of a run, or of an evaluation; it is named by the time, of which several processes take the first's."""
+    from agent_tunix.engine import processes
+
+    return Path(processes.everyones(HydraConfig.get().runtime.output_dir)[0])
 
 
 def run_sweep(composed: Sequence[JobReturn], fuse: str) -> list[float]:
@@ -197,7 +211,7 @@ def _tune(composed: DictConfig) -> None:
 def _evaluate(composed: DictConfig) -> None:
     from agent_tunix.workflows import evaluate as workflow
 
-    workflow.run(validate(composed, EvaluateConfig), Path(HydraConfig.get().runtime.output_dir), console)
+    workflow.run(validate(composed, EvaluateConfig), _output(), console)
 
 
 def _export(composed: DictConfig) -> None:
@@ -214,14 +228,45 @@ def _on_folder(workflow: Callable[[list[str], Console], None]) -> None:
         _fail(mistake)
 
 
-def _hydra(config_name: str, task: Callable[[DictConfig], float | None]) -> None:
-    """Runs a task under Hydra; a user's mistake ends in its message and exit code 2."""
+def _hydra(config_name: str, task: Callable[[DictConfig], float | None], several: bool = False) -> None:
+    """Runs a task under Hydra, alone or, where it can be done by `several`, with the other processes of a launch."""
+    try:
+        sys.argv[1:], launch = launched(sys.argv[1:], os.environ)
+        if launch is None:
+            return _compose(config_name, task)
+        if not several or {"--multirun", "-m"} & set(sys.argv):
+            raise UserError(_one_process(launch))
+        from agent_tunix.engine import processes
+
+        with processes.joined(launch):
+            console.quiet = not processes.first()
+            _compose(config_name, task)
+    except UserError as mistake:
+        _fail(mistake)
+
+
+def _one_process(launch: Launch) -> str:
+    return (
+        f"This is one of several processes ({launch.launcher}), which can train one run, or evaluate it, together.\n"
+        "Sweeps, tune, lr-find and export are the work of one: start one process, or add --processes 1."
+    )
+
+
+def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> None:
+    """Has Hydra make the configuration and runs the task; a user's mistake ends in its message and exit code 2."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us as they are; what is shown is decided below
-    sys.argv[1:] = _arguments(sys.argv[1:])
+    sys.argv[1:] = hydra_arguments(sys.argv[1:])
+
+    def attempt(composed: DictConfig) -> float | None:
+        try:
+            return task(composed)
+        finally:
+            with contextlib.suppress(OSError):  # it holds something
+                Path(HydraConfig.get().runtime.output_dir).rmdir()
 
     def job(composed: DictConfig) -> float | None:
         try:
-            return task(composed)
+            return attempt(composed)
         except DivergenceError as fault:
             if HydraConfig.get().mode == RunMode.MULTIRUN:  # one bad candidate does not end a sweep
                 print(fault, file=sys.stderr)
@@ -229,46 +274,15 @@ def _hydra(config_name: str, task: Callable[[DictConfig], float | None]) -> None
             _fail(fault)
         except UserError as mistake:
             _fail(mistake)
-        finally:
-            _remove_if_empty(Path(HydraConfig.get().runtime.output_dir))
 
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=config_name)(job)()
     except MissingConfigException as mistake:
-        group, _, option = (mistake.missing_cfg_file or "").rpartition("/")
-        extra = EXTRAS.get(option)
-        if extra and group in ("hydra/launcher", "hydra/sweeper"):
-            _fail(UserError(f"{group}={option} needs an extra: pip install 'agent-tunix[{extra}]'"))
-        hint = did_you_mean(option, mistake.options or ())
-        known = f"The options of {group} are: {', '.join(mistake.options or ())}"
-        _fail(UserError(f"{group}={option}: there is no such option{hint}\n{known}"))
+        _fail(UserError(missing_option(mistake)))
     except UserError as mistake:
         _fail(mistake)
     except (HydraException, OmegaConfBaseException) as mistake:
         _fail(UserError(mistake))
-
-
-def _arguments(given: list[str]) -> list[str]:
-    """The command line as Hydra takes it: options first, a user's own `conf` folder on the search path."""
-    multirun = [argument for argument in given if argument in ("--multirun", "-m")]
-    arguments = multirun + [_lenient(argument) for argument in given if argument not in multirun]
-    own = Path("conf").resolve()
-    if own.is_dir() and own != config_folder() and not any(a.startswith(("--config-dir", "-cd")) for a in given):
-        arguments = ["--config-dir", str(own), *arguments]
-    return arguments
-
-
-def _lenient(argument: str) -> str:
-    """Makes Hydra take any single value (`++key=value`), so that all unknown keys are reported by the schema, together."""
-    key, equals, _ = argument.partition("=")
-    groups = [path.name for path in config_folder().iterdir() if path.is_dir()]
-    plain = equals and key[:1].isalpha() and not key.startswith("hydra") and "@" not in key
-    return f"++{argument}" if plain and key not in groups else argument
-
-
-def _remove_if_empty(folder: Path) -> None:
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
 
 
 def _relative(path: Path) -> Path:
@@ -276,5 +290,7 @@ def _relative(path: Path) -> Path:
 
 
 def _fail(mistake: UserError) -> NoReturn:
+    if lifeline.current:
+        lifeline.current.fail(str(mistake), mistake.exit_code)
     print(mistake, file=sys.stderr)
     sys.exit(mistake.exit_code)

@@ -77,11 +77,11 @@ def test_adapters_are_merged_into_the_base_that_was_quantised(command, tmp_path)
 
 def test_a_run_that_begins_from_another_holds_the_base_as_it_says_itself(command):
     whole = train(command, "whole", "model.lora_rank=0", "training.num_batches=1")
-    held = train(command, "held", f"training.init_from={whole}", "model.base_dtype=int8", "training.num_batches=1")
+    held = train(command, "held", f"training.init_from={whole}", "model.base_dtype=nf4", "training.num_batches=1")
     learnt, _ = setup.load_trained(whole, config(whole), setup.load_model(config(whole)))
     base = setup.load_model(config(held)).weights.layers
     assert isinstance(base.up_proj, Quantised)
-    np.testing.assert_array_equal(base.up_proj.codes, quantised(learnt, "int8").layers.up_proj.codes)
+    np.testing.assert_array_equal(base.up_proj.codes, quantised(learnt, "nf4").layers.up_proj.codes)
 
     def beginning(**model) -> Config:
         cfg = config(held).model_dump(mode="json")

@@ -20,6 +20,12 @@ def grpo_step(monkeypatch):
     return importlib.import_module("grpo_step")
 
 
+@pytest.fixture
+def scale(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("scale")
+
+
 @pytest.mark.parity
 def test_our_step_is_measured_beside_a_peer_that_is_not_installed(tmp_path):
     (tmp_path / "qwix.py").write_text("raise ModuleNotFoundError('no qwix here')\n")  # the peer needs it
@@ -54,3 +60,36 @@ def test_of_a_contestant_that_was_stopped_what_it_did_counts(grpo_step, tmp_path
     assert result == grpo_step.Result("peer", (2.0, 0.25, 1.75, tokens / 0.25, 4.0, 5.0, 60.0), 3, "ran out of time")
     early = [step | {"tokens": tokens - 1} for step in steps]
     assert "not comparable" in grpo_step.judge("peer", race, 40.0, early, "").remark
+
+
+def test_the_tables_of_the_page_on_scale_are_those_of_the_calculator(scale):
+    page = (BENCHMARKS.parent / "docs" / "guide" / "scale.md").read_text()
+    assert scale.check_table() in page, "run benchmarks/scale.py and put its tables there"
+    assert scale.scale_table() in page
+
+
+def test_the_calculator_gives_what_was_measured_on_one_card(scale):
+    for (prompts, generations, micro), measured in scale.MEASURED.items():
+        found = scale.cost(scale.shapes("270m", prompts, generations, micro))
+        predicted = (*(found.seconds[part] for part in ("rollout", "reference", "update")), found.memory_gb)
+        *ratios, of_memory = [p / m for p, m in zip(predicted, measured, strict=True)]
+        within = 1.05 if prompts == 4 else 1.6  # times are fitted to the first
+        assert all(1 / within < ratio < within for ratio in ratios), ratios
+        assert 1 / 1.6 < of_memory < 1.6, "the plan's, of code that has changed since"
+
+
+def test_one_device_receives_nothing_and_many_share_the_work(scale):
+    one, eight = scale.cost(scale.shapes("1b", 32, 8, 32)), scale.cost(scale.shapes("1b", 32, 8, 32, 8))
+    assert one.traffic == 0
+    assert not any(seconds for part, seconds in one.seconds.items() if part.endswith("links"))
+    assert one.flops == pytest.approx(8 * eight.flops)
+    assert eight.traffic > 0
+    assert eight.memory_gb < one.memory_gb
+
+
+def test_heads_that_are_cut_ask_for_sums_and_rows_that_are_cut_for_weights(scale):
+    rows, heads = scale.shapes("4b", 32, 8, 32, 8, 1), scale.shapes("4b", 32, 8, 32, 1, 8)
+    assert scale.gathers(heads, 1) == scale.Moved() == scale.gradients(heads)
+    weights = scale.layers(rows.arch) * scale.BF16
+    assert scale.gathers(rows, 1).bytes == pytest.approx(weights * 7 / 8)
+    assert scale.passes(heads, 1).bytes > scale.logits_traffic(heads, 1).bytes

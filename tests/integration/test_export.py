@@ -52,7 +52,7 @@ def test_merged_completes_as_trained(command, trained, tmp_path):
 
     examples = setup.load_examples(cfg, "test", 16, model.tokenizer, print)
     width = setup.prompt_width(examples)
-    prompts = setup.pad_prompts(examples, width, model.tokenizer)
+    prompts = setup.pad_prompts(examples, width, model)
     hidden = [
         gemma3.forward(weights, lora, arch, prompts.tokens_PS, prompts.positions_PS)[0]
         for weights, lora in ((model.weights, adapters), (exported.weights, None), (model.weights, None))

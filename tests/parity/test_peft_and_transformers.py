@@ -50,7 +50,7 @@ def test_transformers_and_peft_do_what_was_trained(trained):
     model = setup.load_model(cfg)
     adapters, _ = setup.load_trained(str(trained / "run"), cfg, model)
     examples = setup.load_examples(cfg, "test", 32, model.tokenizer, print)
-    prompts = setup.pad_prompts(examples, setup.prompt_width(examples), model.tokenizer)
+    prompts = setup.pad_prompts(examples, setup.prompt_width(examples), model)
     hidden, _ = gemma3.forward(model.weights, adapters, model.arch, prompts.tokens_PS, prompts.positions_PS)
     logits = np.asarray(gemma3.unembed(model.weights, hidden))
     sampling = setup.training_sampling(cfg, model.tokenizer)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
@@ -17,6 +18,7 @@ from agent_tunix.config import mesh_shape
 from agent_tunix.config.schema import Config
 from agent_tunix.errors import UserError
 
+EXTRAS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit", "optuna": "optuna"}
 C = TypeVar("C", bound=BaseModel)
 WHY = {
     "grpo.num_generations": "GRPO compares the completions of one prompt with each other",
@@ -29,6 +31,33 @@ def config_folder() -> Path:
     package = Path(__file__).parents[1]
     checkout = package.parents[1] / "conf"
     return checkout if checkout.is_dir() else package / "conf"
+
+
+def hydra_arguments(given: list[str]) -> list[str]:
+    """The command line as Hydra takes it: options first, a user's own `conf` folder on the search path."""
+    multirun = [argument for argument in given if argument in ("--multirun", "-m")]
+    arguments = multirun + [_lenient(argument) for argument in given if argument not in multirun]
+    own = Path("conf").resolve()
+    if own.is_dir() and own != config_folder() and not any(a.startswith(("--config-dir", "-cd")) for a in given):
+        arguments = ["--config-dir", str(own), *arguments]
+    return arguments
+
+
+def _lenient(argument: str) -> str:
+    """Makes Hydra take any single value (`++key=value`), so that all unknown keys are reported by the schema, together."""
+    key, equals, _ = argument.partition("=")
+    groups = [path.name for path in config_folder().iterdir() if path.is_dir()]
+    plain = equals and key[:1].isalpha() and not key.startswith("hydra") and "@" not in key
+    return f"++{argument}" if plain and key not in groups else argument
+
+
+def missing_option(mistake: MissingConfigException) -> str:
+    """What to say of an option that its group does not have."""
+    group, _, option = (mistake.missing_cfg_file or "").rpartition("/")
+    if option in EXTRAS and group in ("hydra/launcher", "hydra/sweeper"):
+        return f"{group}={option} needs an extra: pip install 'agent-tunix[{EXTRAS[option]}]'"
+    hint, known = did_you_mean(option, mistake.options or ()), ", ".join(mistake.options or ())
+    return f"{group}={option}: there is no such option{hint}\nThe options of {group} are: {known}"
 
 
 def validate(composed: DictConfig | Mapping[str, Any], kind: type[C]) -> C:

@@ -42,12 +42,12 @@ def faults(sizes: Sizes, parted: dict[str, int], micro_batch: int | None) -> Ite
         )
 
 
-def fitting_shapes(devices: int, parted: dict[str, int], micro_batch: int | None) -> str:
-    """The shapes for so many devices that have no faults, those of most devices first."""
+def fitting_shapes(devices: int, parted: dict[str, int], micro_batch: int | None, least: int = 1) -> str:
+    """The shapes for so many devices, and no fewer than `least`, that have no faults, those of most devices first."""
     shapes = [(fsdp, tp) for fsdp in range(1, devices + 1) for tp in range(1, devices // fsdp + 1)]
-    right = [sizes for sizes in shapes if not any(faults(sizes, parted, micro_batch))]
+    right = [s for s in shapes if math.prod(s) >= least and not any(faults(s, parted, micro_batch))]
     return _listed(sorted(right, key=lambda sizes: -math.prod(sizes)))
 
 
 def _listed(shapes: list[Sizes], named: int = 8) -> str:
-    return ", ".join(map(shown, shapes[:named])) + (" ..." if len(shapes) > named else "")
+    return (", ".join(map(shown, shapes[:named])) or "none") + (" ..." if len(shapes) > named else "")

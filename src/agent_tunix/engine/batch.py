@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from agent_tunix.algorithm.advantages import group_advantages, shuffle_within_groups
+from agent_tunix.engine import processes
+from agent_tunix.models.mesh import lay_rows
 from agent_tunix.tasks.datasets import Example
 from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.types import Batch, Prompts, Rollouts
@@ -19,19 +22,25 @@ SMALLEST_BUCKET = 8
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """A batch of completions with their rewards; arrays are on the host."""
+    """A batch of completions with their rewards, on the host; the texts, by row, are those that this process has scored."""
 
-    texts: list[str]
+    texts: Mapping[int, str]
     values: dict[str, np.ndarray]
     rewards_PG: np.ndarray
     advantages_PG: np.ndarray
 
 
-def score(scorer: Scorer, examples: Sequence[Example], texts: list[str], shuffle_key: jax.Array | None) -> Scored:
-    """Rewards and advantages of the completions; with `shuffle_key` the advantages are those of the control experiment."""
-    G = len(texts) // len(examples)
-    of = [example for example in examples for _ in range(G)]
-    values = scorer([e.question for e in of], texts, [e.answer for e in of])
+def score(
+    scorer: Scorer, examples: Sequence[Example], texts: Mapping[int, str], G: int, shuffle_key: jax.Array | None
+) -> Scored:
+    """Rewards and advantages of G completions an example; each process scores the texts, by row, that it has.
+
+    With `shuffle_key` the advantages are those of the control experiment.
+    """
+    of = [examples[row // G] for row in texts]
+    truths = [e.answer for e in of]
+    own = processes.agreed(lambda: scorer([e.question for e in of], list(texts.values()), truths))
+    values = processes.gather_rows(list(texts), own, G * len(examples))
     rewards_PG = scorer.total(values).reshape(-1, G)
     advantages_PG = group_advantages(rewards_PG)
     if shuffle_key is not None:
@@ -41,14 +50,14 @@ def score(scorer: Scorer, examples: Sequence[Example], texts: list[str], shuffle
 
 def trim(rollouts: Rollouts) -> Rollouts:
     """Completions cut to the bucket of the longest."""
-    longest = int(np.asarray(rollouts.mask_BC).sum(axis=1).max())
+    longest = int(processes.whole(rollouts.mask_BC).sum(axis=1).max())
     width = bucket(longest, rollouts.tokens_BC.shape[1])
     cut = (rollouts.tokens_BC[:, :width], rollouts.mask_BC[:, :width], rollouts.logprobs_BC[:, :width])
     return Rollouts(*cut, rollouts.ended_B)
 
 
-def make_batch(prompts: Prompts, rollouts: Rollouts, advantages_PG: np.ndarray) -> Batch:
-    advantages_B = jnp.asarray(advantages_PG.reshape(-1))
+def make_batch(prompts: Prompts, rollouts: Rollouts, advantages_PG: np.ndarray, mesh: Mesh) -> Batch:
+    advantages_B = lay_rows(advantages_PG.reshape(-1).__getitem__, (advantages_PG.size,), mesh)
     return Batch(prompts, rollouts.tokens_BC, rollouts.mask_BC, rollouts.logprobs_BC, None, advantages_B)
 
 

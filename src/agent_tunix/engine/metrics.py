@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from tensorboardX import SummaryWriter
 
+from agent_tunix.engine import processes
 from agent_tunix.engine.batch import Scored
 from agent_tunix.engine.update import UpdateStats
 from agent_tunix.tasks.datasets import Example
@@ -69,6 +70,25 @@ class RunFolder:
                 self._tensorboard.add_scalar(prefix + key, value, record["step"])
 
 
+class NoFolder(RunFolder):
+    """The folder of a run that another process writes."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def metrics(self, record: Record) -> None: ...
+    def evaluation(self, record: Record) -> None: ...
+    def samples(self, records: Iterable[Record]) -> None: ...
+    def summary(self, record: Record) -> None: ...
+    def rewind(self, step: int) -> None: ...
+    def close(self) -> None: ...
+
+
+def run_folder(path: Path, resumed_at: int | None = None) -> RunFolder:
+    """The folder of a run, written by the first of its processes alone."""
+    return RunFolder(path, resumed_at) if processes.first() else NoFolder(path)
+
+
 def replace_text(path: Path, text: str) -> None:
     """Writes a file in one stroke: a kill leaves the old one or the new one."""
     temporary = path.with_name(path.name + ".tmp")
@@ -120,7 +140,7 @@ def reward_record(scored: Scored, ended_B: jax.Array) -> Record:
         "reward/std": float(scored.rewards_PG.std()),
         **{f"reward/{name}": float(value.mean()) for name, value in scored.values.items()},
         "groups/zero_variance": float((np.ptp(scored.rewards_PG, axis=1) == 0).mean()),
-        "completion/truncated": float(1 - np.asarray(ended_B).mean()),
+        "completion/truncated": float(1 - processes.whole(ended_B).mean()),
     }
 
 

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from agent_tunix.models.attention import attend
+from agent_tunix.models.low_rank import low_rank
 from agent_tunix.models.mesh import cut
 from agent_tunix.models.quantisation import Matrix, dequantise
 from agent_tunix.types import pytree
@@ -178,9 +179,8 @@ def _project(x: jax.Array, weight: Matrix, lora: tuple[jax.Array, jax.Array] | N
     y = x @ dequantise(weight, x.dtype)
     if lora is None:
         return y
-    a, b = (matrix.astype(x.dtype) for matrix in lora)
-    shares = x if a.ndim == 2 else x.reshape(a.shape[0], -1, x.shape[-1])
-    return y + (shares @ a @ b).reshape(y.shape)
+    members = lora[0].shape[:-2]
+    return y + low_rank(x.reshape(*members, -1, x.shape[-1]), *lora).reshape(y.shape)
 
 
 def _heads(x: jax.Array, heads: int) -> jax.Array:

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from agent_tunix.config.mesh_shape import AXES, PARTED_BY_TP, Sizes, fitting_shapes, shown, sizes_of
@@ -37,13 +38,18 @@ IN_OUT: Mapping[str, tuple[str, str]] = {  # what cuts the input and the output 
 
 
 def make_mesh(section: ModelSection, micro_batch: int | None = None) -> Mesh:
-    """The mesh that a configuration asks for; refuses one that takes more devices than there are."""
-    sizes, there = sizes_of(section.mesh_shape), jax.device_count()
+    """The mesh that a configuration asks for; refuses one that takes more devices than there are.
+
+    Several processes must all have a part in it, so that it takes all of their devices.
+    """
+    sizes, there, processes = sizes_of(section.mesh_shape), jax.device_count(), jax.process_count()
     parted = {key: getattr(section.architecture, key) for key in PARTED_BY_TP}
-    if math.prod(sizes) > there:
+    if math.prod(sizes) > there or (processes > 1 and math.prod(sizes) != there):
+        have = f"this machine has {there}" if processes == 1 else f"{processes} processes have {there}, and must use all"
         raise UserError(
-            f"model.mesh_shape={shown(sizes)} needs {math.prod(sizes)} devices; this machine has {there}.\n"
-            f"Shapes that fit: {fitting_shapes(there, parted, micro_batch)}"
+            f"model.mesh_shape={shown(sizes)} needs {math.prod(sizes)} devices; {have}.\n"
+            f"Shapes that fit: {fitting_shapes(there, parted, micro_batch, least=there if processes > 1 else 1)}\n"
+            "fsdp must divide training.micro_batch_size, and tp the heads and the feed-forward layer."
         )
     return mesh_of_sizes(sizes)
 
@@ -74,6 +80,19 @@ def shardings(tree: Tree, arch: Architecture, mesh: Mesh) -> Tree:
 
 def place(tree: Tree, arch: Architecture, mesh: Mesh) -> Tree:
     return jax.device_put(tree, shardings(tree, arch, mesh))
+
+
+def lay(array: np.ndarray | jax.Array, where: NamedSharding) -> jax.Array:
+    """An array that every process has; among several, each lays down its part, where `device_put` would compare them all."""
+    if where.is_fully_addressable:
+        return jax.device_put(array, where)
+    return jax.make_array_from_callback(array.shape, where, lambda index: array[index])
+
+
+def lay_rows(rows: Callable[[slice], np.ndarray], shape: tuple[int, ...], mesh: Mesh) -> jax.Array:
+    """An array of a batch from its rows, of which a process is asked for those that its devices hold."""
+    where = NamedSharding(mesh, fitting(("fsdp",), shape, mesh.shape))
+    return jax.make_array_from_callback(shape, where, lambda index: rows(typing.cast(Any, index)[0]))
 
 
 def abstract(make: Callable[[], Tree], arch: Architecture, mesh: Mesh) -> Tree:
@@ -120,7 +139,8 @@ def by_rows(function: Callable[..., Any], *arrays: jax.Array) -> Any:
     if not several_devices():
         return function(*arrays)
     rows = fitting((EVERYWHERE,), arrays[0].shape, mesh.shape)
-    return jax.shard_map(function, in_specs=rows, out_specs=rows)(*arrays)
+    # Unchecked, as a kernel does not say how its results vary over the mesh: as its rows do.
+    return jax.shard_map(function, in_specs=rows, out_specs=rows, check_vma=False)(*arrays)
 
 
 def spec(names: tuple[str, ...], shape: tuple[int, ...], arch: Architecture, sizes: Mapping[str, int]) -> PartitionSpec:

@@ -29,7 +29,7 @@ from agent_tunix.models.gemma3 import Architecture, Layers, Weights
 from agent_tunix.models.gguf import GgufFile
 from agent_tunix.models.kaggle import OrbaxFolder, is_orbax
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, huggingface_name, module_shape
-from agent_tunix.models.mesh import mesh_of_sizes, shardings, spec
+from agent_tunix.models.mesh import lay, mesh_of_sizes, shardings, spec
 from agent_tunix.models.quantisation import BaseDtype, Matrix, quantise, quantise_stack
 
 NAMED = 6  # tensors that a message lists before it only counts them
@@ -157,7 +157,7 @@ def _assemble(
 ) -> Weights:
     def placed(field: str, name: str, shape: tuple[int, ...]) -> jax.Array:
         sharding = NamedSharding(mesh, spec((field,), shape, arch, mesh.shape))
-        return jax.device_put(tensor(name, shape).astype(dtype), sharding)
+        return lay(tensor(name, shape).astype(dtype), sharding)
 
     def stacked(field: str) -> Any:
         shape, held_as = (arch.num_layers, *_layer_shape(arch, field)), None if field in NORMS else base_dtype
@@ -165,7 +165,7 @@ def _assemble(
         part = NamedSharding(mesh, PartitionSpec(*reversed(cuts)))
         stack = _empty(field, jax.ShapeDtypeStruct(shape, dtype), arch, mesh, held_as)
         for layer in range(arch.num_layers):
-            one = jax.device_put(tensor(tensor_name(field, layer), shape[:0:-1]), part)
+            one = lay(tensor(tensor_name(field, layer), shape[:0:-1]), part)
             # Waiting keeps tensors that are read faster than they are written from piling up.
             stack = jax.block_until_ready(_write(stack, layer, one, held_as))
         return stack

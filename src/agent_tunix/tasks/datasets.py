@@ -68,13 +68,19 @@ def batches(examples: Sequence[Example], size: int) -> Iterator[list[Example]]:
 
 
 def left_pad(sequences: Sequence[Sequence[int]], width: int, pad_id: int) -> Prompts:
-    """Prompts of one width; padding has position -1."""
+    """Prompts of one width, on one device."""
+    tokens, positions = left_padded(sequences, width, pad_id)
+    return Prompts(jnp.asarray(tokens), jnp.asarray(positions))
+
+
+def left_padded(sequences: Sequence[Sequence[int]], width: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and positions of prompts of one width; padding has position -1."""
     tokens = np.full((len(sequences), width), pad_id, np.int32)
     positions = np.full((len(sequences), width), -1, np.int32)
     for row, ids in enumerate(sequences):
         tokens[row, width - len(ids) :] = ids
         positions[row, width - len(ids) :] = np.arange(len(ids))
-    return Prompts(jnp.asarray(tokens), jnp.asarray(positions))
+    return tokens, positions
 
 
 def right_pad(sequences: Sequence[Sequence[int]], width: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:

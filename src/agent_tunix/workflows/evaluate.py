@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from agent_tunix.config.schema import Config, EvaluateConfig
-from agent_tunix.engine.metrics import Record, RunFolder
+from agent_tunix.engine import processes
+from agent_tunix.engine.metrics import Record, run_folder
 from agent_tunix.engine.population import Conversation, Sample, alone
 from agent_tunix.engine.rng import Purpose, step_key
 from agent_tunix.engine.rollout import Draw, Sampling
@@ -51,10 +52,10 @@ def complete(
     texts: list[list[str]] = []
     for index, batch in enumerate(batches(examples, batch_size)):
         full = batch + [batch[-1]] * (rows - len(batch))
-        prompts = setup.pad_prompts(full, width, model.tokenizer)
+        prompts = setup.pad_prompts(full, width, model)
         draw = Draw(adapters, prompts, jax.random.fold_in(key, index), temperature)
         drawn = yield Sample(weights, draw, model.arch, sampling)
-        decoded = [model.tokenizer.decode(row) for row in np.asarray(drawn.tokens_BC)]
+        decoded = [model.tokenizer.decode(row) for row in processes.whole(drawn.tokens_BC)]
         G = sampling.num_generations
         texts += [decoded[i * G : (i + 1) * G] for i in range(len(batch))]
     return texts
@@ -124,7 +125,7 @@ def run(cfg: EvaluateConfig, output: Path, console: Console) -> Record:
     completions = alone(complete(model, trainable, examples, width, cfg.evaluation.batch_size, sampling, temperature, key))
     record = {"step": step, "split": "test", **grade(examples, completions), "num_passes": cfg.num_passes}
     record |= {f"inference/{k}": v for k, v in cfg.inference_config.model_dump().items()}
-    folder = RunFolder(Path(cfg.run) if cfg.run else output)
+    folder = run_folder(Path(cfg.run) if cfg.run else output)
     folder.evaluation(record)
     folder.close()
     console.print(_table(record, cfg, trained))

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from agent_tunix.config.schema import Config
+from agent_tunix.engine import processes
 from agent_tunix.engine.batch import bucket, make_batch, score, trim
 from agent_tunix.engine.metrics import Clock, Record, reward_record, sample_records
 from agent_tunix.engine.population import Conversation, Reference, Sample
@@ -17,6 +17,7 @@ from agent_tunix.engine.rng import Purpose, step_key
 from agent_tunix.engine.rollout import Draw, Sampling
 from agent_tunix.errors import UserError
 from agent_tunix.models.lora import Adapters, policy
+from agent_tunix.models.mesh import lay_rows, mesh_of
 from agent_tunix.models.tokenizer import Tokenizer
 from agent_tunix.tasks.datasets import Example, Stream, right_pad
 from agent_tunix.tasks.prompts import demonstration
@@ -61,7 +62,7 @@ class Gathered:
 def gather(r: Run, state: TrainState, index: int, clock: Clock) -> Conversation[Gathered]:
     """The batch at a position of the stream."""
     examples = r.stream.batch(index)
-    prompts = setup.pad_prompts(examples, r.task.prompt_width, r.model.tokenizer)
+    prompts = setup.pad_prompts(examples, r.task.prompt_width, r.model)
     if r.cfg.training.method == "supervised":
         return _demonstrations(r, examples, prompts)
     return (yield from _rollouts(r, state, examples, prompts, index, clock))
@@ -73,25 +74,27 @@ def _rollouts(
     weights, adapters = policy(r.model.weights, state.trainable)
     draw = Draw(adapters, prompts, r.key(index, Purpose.ROLLOUT), r.cfg.generation.temperature)
     rollouts = trim((yield Sample(weights, draw, r.model.arch, r.sampling)))
-    texts = [r.model.tokenizer.decode(row) for row in np.asarray(rollouts.tokens_BC)]
+    texts = {row: r.model.tokenizer.decode(list(ids)) for row, ids in processes.own_rows(rollouts.tokens_BC).items()}
     clock.lap("time/rollout")
     shuffle_key = r.key(index, Purpose.SHUFFLE) if r.cfg.grpo.shuffle_advantages else None
-    scored = score(r.scorer, examples, texts, shuffle_key)
+    scored = score(r.scorer, examples, texts, r.sampling.num_generations, shuffle_key)
     clock.lap("time/reward")
-    batch = make_batch(prompts, rollouts, scored.advantages_PG)
+    batch = make_batch(prompts, rollouts, scored.advantages_PG, mesh_of(r.model.weights))
     if r.cfg.grpo.beta > 0:  # beta 0 costs no pass
         temperature = r.cfg.generation.temperature
         logprobs_BC = yield Reference(r.model.weights, r.reference, batch, temperature, r.model.arch, r.micro_batches)
         batch = dataclasses.replace(batch, reference_logprobs_BC=logprobs_BC)
-    return Gathered(batch, reward_record(scored, rollouts.ended_B), sample_records(examples[0], scored))
+    samples = sample_records(examples[0], scored) if processes.first() else []
+    return Gathered(batch, reward_record(scored, rollouts.ended_B), samples)
 
 
 def _demonstrations(r: Run, examples: Sequence[Example], prompts: Prompts) -> Gathered:
     """Worked answers as completions of advantage 1: the update then is maximum likelihood."""
     ids = [demonstration_ids(example, r.model.tokenizer) for example in examples]
     width = bucket(max(map(len, ids)), r.sampling.max_steps)
-    tokens_BC, mask_BC = right_pad(ids, width, r.model.tokenizer.pad_id)
-    batch = Batch(prompts, jnp.asarray(tokens_BC), jnp.asarray(mask_BC), None, None, jnp.ones(len(examples)))
+    padded = (*right_pad(ids, width, r.model.tokenizer.pad_id), np.ones(len(examples), np.float32))
+    tokens_BC, mask_BC, ones_B = (lay_rows(a.__getitem__, a.shape, mesh_of(r.model.weights)) for a in padded)
+    batch = Batch(prompts, tokens_BC, mask_BC, None, None, ones_B)
     shown = {"prompt": examples[0].question, "answer": examples[0].answer, "completion": r.model.tokenizer.decode(ids[0])}
     return Gathered(batch, {}, [shown])
 

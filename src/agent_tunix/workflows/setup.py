@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from agent_tunix.config.load import read_config, validate
@@ -24,11 +25,11 @@ from agent_tunix.engine.update import evaluation_trainable, init_state
 from agent_tunix.errors import UserError
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters, Trainable, init_adapters, masters, merge, select_modules
-from agent_tunix.models.mesh import abstract, make_in_place, make_mesh, mesh_of, mesh_of_sizes, place
+from agent_tunix.models.mesh import abstract, lay_rows, make_in_place, make_mesh, mesh_of, mesh_of_sizes, place
 from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import Tokenizer, load_tokenizer
 from agent_tunix.models.weights import load_weights, quantised, read_architecture
-from agent_tunix.tasks.datasets import Example, arithmetic_rows, left_pad, tokenize
+from agent_tunix.tasks.datasets import Example, arithmetic_rows, left_padded, tokenize
 from agent_tunix.tasks.tables import Row, RowFormat, read_rows
 from agent_tunix.types import Prompts, TrainState
 
@@ -97,8 +98,7 @@ def load_model(cfg: Config, mesh: Mesh | None = None) -> Model:
     It lies on the mesh of its configuration unless another is given, in the types of its configuration.
     """
     mesh = mesh or make_mesh(cfg.model, cfg.training.micro_batch_size)
-    begun = cfg.training.init_from
-    if begun is None:
+    if (begun := cfg.training.init_from) is None:
         return _load_checkpoint(cfg.model, mesh)
     earlier = saved_config(begun, "training.init_from")
     changes = 0 in (cfg.model.lora_rank, earlier.model.lora_rank)
@@ -117,14 +117,13 @@ def load_model(cfg: Config, mesh: Mesh | None = None) -> Model:
 
 def held_in(cfg: Config, dtype: str, base_dtype: str | None) -> Config:
     """A configuration with its base held in other types."""
-    section = cfg.model.model_copy(update={"dtype": dtype, "base_dtype": base_dtype})
-    return cfg.model_copy(update={"model": section})
+    return cfg.model_copy(update={"model": cfg.model.model_copy(update={"dtype": dtype, "base_dtype": base_dtype})})
 
 
 def load_trained_model(trained: Config, notice: Notice) -> Model:
     """The base of an earlier run, on its mesh where this machine has the devices; a model needs none of those it had."""
     sizes, there = sizes_of(trained.model.mesh_shape), jax.device_count()
-    if math.prod(sizes) <= there:
+    if math.prod(sizes) <= there or jax.process_count() > 1:
         return load_model(trained)
     notice(f"The run was on a mesh of {math.prod(sizes)} devices; this machine has {there}, and one of them is used.")
     return load_model(trained, mesh_of_sizes())
@@ -271,8 +270,16 @@ def prompt_width(examples: Sequence[Example]) -> int:
     return -(-max(len(example.prompt_ids) for example in examples) // 4) * 4
 
 
-def pad_prompts(examples: Sequence[Example], width: int, tokenizer: Tokenizer) -> Prompts:
-    return left_pad([example.prompt_ids for example in examples], width, tokenizer.pad_id)
+def pad_prompts(examples: Sequence[Example], width: int, model: Model) -> Prompts:
+    """The prompts of a batch where the model lies; a process pads those that its devices read."""
+
+    def laid(part: int) -> jax.Array:
+        def padded(rows: slice) -> np.ndarray:
+            return left_padded([example.prompt_ids for example in examples[rows]], width, model.tokenizer.pad_id)[part]
+
+        return lay_rows(padded, (len(examples), width), mesh_of(model.weights))
+
+    return Prompts(laid(0), laid(1))
 
 
 def training_sampling(cfg: Config, tokenizer: Tokenizer) -> Sampling:

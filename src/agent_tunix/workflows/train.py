@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 
 from agent_tunix.config.guidance import warnings
 from agent_tunix.config.load import write_config
 from agent_tunix.config.schema import Config
+from agent_tunix.engine import processes
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.guard import MAX_ROLLBACKS, Interruption, Progress, fault_of
-from agent_tunix.engine.metrics import Clock, Record, RunFolder, cost_record, update_record
+from agent_tunix.engine.metrics import Clock, Record, RunFolder, cost_record, run_folder, update_record
 from agent_tunix.engine.population import Conversation, Update, alone
 from agent_tunix.engine.rng import Purpose
 from agent_tunix.engine.update import evaluation_trainable
@@ -52,6 +52,9 @@ class Desk:
     pause: Pause
     rollbacks: list[Record]
     warned: set[str]
+
+    def interrupted(self) -> bool:
+        return processes.any_of(self.interruption.requested)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,11 +101,13 @@ def training(
 ) -> Conversation[Outcome]:
     """A run from its beginning, or from its last checkpoint, to its summary; a paused run is evaluated, and can go on."""
     cfg = r.cfg
+    processes.make_shared(path)
     fresh = setup.new_state(cfg, r.model)
     checkpoints = Checkpoints(path / "checkpoints", cfg.training.max_checkpoints_to_keep)
     state, progress = checkpoints.restore(fresh) if checkpoints.steps() else (fresh, Progress())
-    folder = RunFolder(path, int(state.step))
-    write_config(path / "config.yaml", cfg)
+    folder = run_folder(path, int(state.step))
+    if processes.first():
+        write_config(path / "config.yaml", cfg)
     display.begin(int(state.step))
     desk = Desk(folder, checkpoints, display, interruption, pause, list(progress.rollbacks), set())
     status, after = "failed", []
@@ -124,7 +129,8 @@ def training(
         summary = summarise(r, folder, desk.rollbacks, status)
         checkpoints.close()
         folder.close()
-        report_on(path, display.notice)
+        if processes.first():
+            report_on(path, display.notice)
         display.end(status)
     return Outcome(summary, before, after)
 
@@ -134,7 +140,7 @@ def train_loop(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Con
     training, iterations = r.cfg.training, r.plan.iterations
     if training.on_divergence == "rollback" and not desk.checkpoints.steps():
         desk.checkpoints.save(state, progress)
-    while progress.position < r.plan.total_batches and not (desk.interruption.requested or desk.pause(int(state.step))):
+    while progress.position < r.plan.total_batches and not (desk.interrupted() or desk.pause(int(state.step))):
         if progress.position in progress.skipped:
             state, progress = _passed_over(state, iterations), progress.advanced()
             continue
@@ -159,7 +165,7 @@ def train_batch(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Co
         gathered = yield from gather(r, state, progress.position, clock)
     except DivergenceError as fault:
         return _passed_over(state, r.plan.iterations), str(fault)
-    lengths_B = np.asarray(gathered.batch.mask_BC).sum(axis=1)
+    lengths_B = processes.whole(gathered.batch.mask_BC).sum(axis=1)
     max_kl, fault_seen = r.cfg.training.max_kl, None
     fixed = (r.model.arch, r.micro_batches, r.cfg.optimizer.optimizer_name)
     for iteration in range(r.plan.iterations):
@@ -205,7 +211,8 @@ def evaluate_policy(r: Run, state: TrainState, desk: Desk) -> Conversation[list[
     common = (r.model, trainable, examples, r.task.prompt_width, r.cfg.evaluation.batch_size)
     key = r.key(step, Purpose.EVALUATION)
     texts = yield from complete(*common, greedy, 1.0, key)
-    if step not in [record["step"] for record in validations(desk.folder)]:
+    missing = step not in [record["step"] for record in validations(desk.folder)]
+    if processes.any_of(missing and processes.first()):
         record = {"step": step, "split": "validation", **grade(examples, texts)}
         if r.cfg.evaluation.sampled:
             drawn = yield from complete(*common, one, r.cfg.generation.temperature, key)
@@ -218,7 +225,7 @@ def evaluate_policy(r: Run, state: TrainState, desk: Desk) -> Conversation[list[
 
 def _warn_early(desk: Desk) -> None:
     """Says what the doctor would say already, each illness once."""
-    for finding in early_warnings(doctor.read(desk.folder.path)):
+    for finding in early_warnings(doctor.read(desk.folder.path)) if processes.first() else ():
         if finding.illness not in desk.warned:
             desk.warned.add(finding.illness)
             desk.display.notice(f"early warning: {finding.illness}, {finding.evidence}\n  try: {finding.remedy}")

@@ -43,3 +43,8 @@ def test_the_shapes_that_fit_come_with_those_of_most_devices_first():
     assert fitting_shapes(2, PARTED, 4) == "[[1,2],[fsdp,tp]], [[2,1],[fsdp,tp]], [[1,1],[fsdp,tp]]"
     assert fitting_shapes(3, PARTED, 4).startswith("[[1,2]"), "3 divides neither 8 heads nor 4 prompts"
     assert fitting_shapes(64, {"num_heads": 64, "hidden_dim": 64}, 64).endswith(" ...")
+
+
+def test_several_processes_are_shown_the_shapes_that_take_all_their_devices():
+    assert fitting_shapes(4, PARTED, 4, least=4) == "[[1,4],[fsdp,tp]], [[2,2],[fsdp,tp]], [[4,1],[fsdp,tp]]"
+    assert fitting_shapes(5, PARTED, 4, least=5) == "none"

@@ -1,0 +1,135 @@
+"""Run twice by test_two_processes.py, as two processes of two devices each: what they hold, and how they agree.
+
+python in_two_processes.py <what> <port> <process>
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from agent_tunix.config.launch import Launch
+from agent_tunix.engine import processes
+from agent_tunix.engine.batch import score
+from agent_tunix.engine.checkpoint import Checkpoints
+from agent_tunix.engine.guard import Progress
+from agent_tunix.errors import DivergenceError, UserError
+from agent_tunix.models.mesh import lay, lay_rows, mesh_of_sizes
+from agent_tunix.tasks.datasets import Example
+from agent_tunix.types import TrainState
+
+VALUES = np.arange(24, dtype=np.float32).reshape(8, 3)
+EXAMPLES = [Example(f"question {i}", str(i), ()) for i in range(4)]
+
+
+class Pay:
+    """A scorer that remembers what it was asked, and can be told to fail."""
+
+    fault: Exception | None = None
+
+    def __call__(self, questions: list[str], completions: list[str], truths: list[str]) -> dict[str, np.ndarray]:
+        self.asked = completions
+        if self.fault:
+            raise self.fault
+        return {"half": np.array([float(text) / 2 for text in completions], np.float32)}
+
+    def total(self, values: dict[str, np.ndarray]) -> np.ndarray:
+        return values["half"]
+
+
+def agreement(index: int) -> None:
+    assert (jax.process_index(), jax.process_count(), jax.device_count()) == (index, 2, 4)
+    assert processes.first() == (index == 0)
+    assert processes.any_of(index == 1)
+    assert not processes.any_of(False)
+    assert processes.everyones("ä" * index) == ["", "ä"]
+    assert processes.agreed(lambda: index) == index
+    for mistake in (UserError("one\ntwo"), DivergenceError("three")):
+
+        def work(mistake: UserError = mistake) -> None:
+            if index == 1:
+                raise mistake
+
+        with pytest.raises(UserError) as raised:
+            processes.agreed(work)
+        assert (raised.type, str(raised.value)) == (type(mistake), str(mistake)), "the mistake of one is that of all"
+
+
+def rows_of(mesh: Mesh) -> list[int]:
+    """The rows that are this process's; whatever the mesh, all processes together have each of them once."""
+    asked: list[slice] = []
+
+    def rows(wanted: slice) -> np.ndarray:
+        asked.append(wanted)
+        return VALUES[wanted]
+
+    array = lay_rows(rows, VALUES.shape, mesh)
+    own = processes.own_rows(array)
+    assert all(np.array_equal(row, VALUES[i]) for i, row in own.items())
+    held = {i for wanted in asked for i in range(8)[wanted]}
+    assert own.keys() <= held, "a process lays down no more than its devices hold"
+    np.testing.assert_array_equal(processes.whole(array), VALUES)
+    np.testing.assert_array_equal(processes.whole(lay(VALUES.T, NamedSharding(mesh, P(None, "fsdp")))), VALUES.T)
+    doubled = processes.gather_rows(list(own), {"x": np.array([2 * row for row in own.values()]).reshape(-1, 3)}, 8)
+    np.testing.assert_array_equal(doubled["x"], 2 * VALUES)
+    return list(own)
+
+
+def rows(index: int) -> None:
+    half = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert rows_of(mesh_of_sizes((4, 1))) == half[index]
+    assert rows_of(mesh_of_sizes((2, 2))) == half[index]
+    assert rows_of(mesh_of_sizes((1, 4))) == [list(range(8)), []][index], "heads are cut over processes: one scores"
+    crossed = np.array(jax.devices()).reshape(2, 2).T
+    assert rows_of(Mesh(crossed, ("fsdp", "tp"))) == [list(range(8)), []][index], "both hold all rows"
+
+
+def scoring(index: int) -> None:
+    pay, texts = Pay(), {row: str(row) for row in range(4 * index, 4 * index + 4)}
+    scored = score(pay, EXAMPLES, texts, 2, None)
+    assert pay.asked == list(texts.values()), "a process scores the completions that it holds"
+    np.testing.assert_array_equal(scored.rewards_PG, np.arange(8, dtype=np.float32).reshape(4, 2) / 2)
+    np.testing.assert_allclose(scored.advantages_PG[:, 1], 0.5**0.5, rtol=1e-3)
+
+
+def checkpoint(index: int) -> None:
+    """Each writes its part of a state; all find the whole of it again."""
+    mesh = mesh_of_sizes((2, 2))
+    cut, everywhere = NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, P())
+    state = TrainState({"a": lay(VALUES, cut)}, {"a": lay(VALUES + 1, cut)}, lay(np.array(3), everywhere))
+    checkpoints = Checkpoints(Path("checkpoints"), 2)
+    checkpoints.save(state, Progress(position=5))
+    found, progress = checkpoints.restore(state)
+    checkpoints.close()
+    assert (int(found.step), progress.position) == (3, 5)
+    np.testing.assert_array_equal(processes.whole(found.trainable["a"]), VALUES)
+    np.testing.assert_array_equal(processes.whole(found.optimizer["a"]), VALUES + 1)
+
+
+def disk(index: int) -> None:
+    processes.make_shared(Path("shared"))
+    processes.SHARED_SECONDS = 1
+    with pytest.raises(UserError, match="not seen by process 1"):
+        processes.make_shared(Path(f"disk of process {index}"))
+
+
+def fault(index: int) -> None:
+    """Process 1 fails in a way that no one foresaw, while process 0 waits for it."""
+    if index == 1:
+        raise ValueError("unforeseen")
+    processes.any_of(True)
+
+
+if __name__ == "__main__":
+    what, port, number = sys.argv[1], sys.argv[2], int(os.environ["NUMBER"])
+    with processes.joined(Launch("--coordinator", f"localhost:{port}", 2, number)):
+        for name in what.split(","):
+            globals()[name](number)
+    print("done")

@@ -1,0 +1,49 @@
+"""Of one process all of it is void; what several do is tested by tests/integration/test_two_processes.py."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agent_tunix.engine import processes
+from agent_tunix.errors import DivergenceError
+from agent_tunix.models.mesh import lay_rows, mesh_of_sizes
+
+
+def test_one_process_is_the_first_and_all_there_are():
+    assert processes.first()
+    assert processes.any_of(True)
+    assert not processes.any_of(False)
+    assert processes.everyones("it") == ["it"]
+
+
+def test_work_of_one_process_is_done_and_its_mistake_raised():
+    assert processes.agreed(lambda: 3) == 3
+
+    def diverge() -> None:
+        raise DivergenceError("no number")
+
+    with pytest.raises(DivergenceError, match="no number"):
+        processes.agreed(diverge)
+
+
+def test_one_process_has_all_rows():
+    values = np.arange(12).reshape(6, 2)
+    array = lay_rows(values.__getitem__, values.shape, mesh_of_sizes())
+    rows = processes.own_rows(array)
+    assert list(rows) == list(range(6))
+    np.testing.assert_array_equal(np.stack(list(rows.values())), values)
+    np.testing.assert_array_equal(processes.whole(array), values)
+    assert processes.gather_rows([0, 1], {"x": values[:2]}, 2)["x"] is not None
+
+
+def test_a_folder_is_made(tmp_path):
+    processes.make_shared(tmp_path / "deep" / "run")
+    assert (tmp_path / "deep" / "run").is_dir()
+
+
+def test_nothing_is_started_for_one_process():
+    processes.whole(jnp.zeros(2))
+    assert not jax.distributed.is_initialized()
