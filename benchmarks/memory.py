@@ -1,7 +1,7 @@
 """Peak device memory of one GRPO step with random weights, against the plan's estimate.
 
     PYTHONPATH=src python benchmarks/memory.py 270m 4 4 256 512 4 32
-                                               size P G prompt completion micro_batch lora_rank
+                                               size P G prompt completion micro_batch lora_rank [base_dtype]
 
 One process a shape, since a device's peak is never reset. Run with XLA_PYTHON_CLIENT_PREALLOCATE=false.
 """
@@ -44,8 +44,9 @@ def peak_gb() -> float:
 def main() -> None:
     size = sys.argv[1]
     P, G, S, C, micro, rank = map(int, sys.argv[2:8])
+    base_dtype = sys.argv[8] if len(sys.argv) > 8 else None
     arch, rng = architecture(size), np.random.default_rng(0)
-    weights = init_weights(jax.random.key(0), arch, jnp.bfloat16)
+    weights = init_weights(jax.random.key(0), arch, jnp.bfloat16, base_dtype)
     modules = lora.select_modules("_proj", arch.num_layers)
     adapters = lora.init_adapters(jax.random.key(1), arch, modules, max(rank, 1), float(rank))
     trainable = adapters if rank else lora.masters(weights)
@@ -63,8 +64,8 @@ def main() -> None:
     h = Hyperparameters(1e-5, 0.01, 0.9, 0.999, 1e-8, 0.1, 0.08, 0.2, TEMPERATURE)
     state, _ = update(init_state(trainable), batch, weights, h, jnp.inf, arch=arch, micro_batches=slices)
     jax.block_until_ready(state)
-    planned = estimate(Shapes(arch, rank, modules, 2, P, micro, G, 1, S, C))["peak"]
-    print(f"{size} {P}x{G} {S}+{C} micro {micro} rank {rank}: rollout {after_rollout:.2f} GB, ", end="")
+    planned = estimate(Shapes(arch, rank, modules, 2, P, micro, G, 1, S, C, base_dtype=base_dtype))["peak"]
+    print(f"{size} {P}x{G} {S}+{C} micro {micro} rank {rank} base {base_dtype}: rollout {after_rollout:.2f} GB, ", end="")
     print(f"step {peak_gb():.2f} GB, planned {planned:.2f} GB ({planned / peak_gb() - 1:+.1%})")
 
 

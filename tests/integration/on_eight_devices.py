@@ -23,11 +23,14 @@ from agent_tunix.engine.population import Sample, Update
 from agent_tunix.engine.rollout import Draw, Sampling, sample
 from agent_tunix.engine.update import init_state, update
 from agent_tunix.models.gemma3 import Architecture, Layers, Weights
+from agent_tunix.models.huggingface import read_architecture
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, Adapters, masters, module_shape
 from agent_tunix.models.mesh import by_rows, mesh_of_sizes, on_mesh_of, place
+from agent_tunix.models.sources import find_checkpoint
+from agent_tunix.models.weights import load_weights
 from agent_tunix.types import Batch, Prompts, Rollouts
 from agent_tunix.workflows import setup
-from agent_tunix.workflows.memory import Shapes, held_adapters, held_base
+from agent_tunix.workflows.memory import Shapes, held_adapters, held_base, held_weights
 
 P, G, S, C = 8, 2, 8, 12
 ARCH = Architecture(  # no two axes of one length, so that a shape tells what it is the shape of
@@ -168,6 +171,26 @@ def test_things_really_are_cut(alone):
         assert not any(shape[:1] == [ARCH.num_layers] for shape in gathered(program)), "never all layers at once"
     prefill = [shape for shape in gathered(sampling) if shape == [ARCH.embed_dim, ARCH.hidden_dim // 2]]
     assert len(prefill) == 2, "gate and up are, to read prompts; to read one more token weights stay where they are"
+
+
+def test_a_quantised_base_is_cut_too():
+    """Loaded on the mesh; its blocks lie as their matrix would, and the numbers are those of one device."""
+    folder = find_checkpoint("package:tiny")
+    arch = read_architecture(folder)
+
+    def logprobs(sizes: tuple[int, int]):
+        weights = load_weights(folder, arch, jnp.float32, mesh_of_sizes(sizes), "nf4")
+        draw = Draw(None, prompts(), jax.random.key(3), 0.9)
+        (rollouts,) = Sample.answer([Sample(weights, draw, arch, SAMPLING)])
+        return weights, rollouts
+
+    _, one = logprobs((1, 1))
+    weights, many = logprobs((2, 2))
+    np.testing.assert_array_equal(many.tokens_BC, one.tokens_BC)
+    assert_close(many.logprobs_BC, one.logprobs_BC, 1e-5)
+    s = Shapes(arch, 0, (), 4, P, P, G, 1, S, C, 2, 2, "nf4")
+    assert held(weights) == held_weights(s)
+    assert 4 * held(weights.layers.up_proj) == sum(leaf.nbytes for leaf in jax.tree.leaves(weights.layers.up_proj))
 
 
 def test_all_weights_with_one_key_head_and_a_vocabulary_that_is_not_divided():

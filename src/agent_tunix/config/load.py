@@ -92,6 +92,8 @@ def _impossible(container: Any) -> Iterable[str]:
     rank = value("model", "lora_rank")
     if value("optimizer", "decay_norms") is True and _numbers(rank) and rank > 0:
         yield f"optimizer.decay_norms=true: adapters have no norms to decay; it needs model.lora_rank=0, not {rank}"
+    if (held := value("model", "base_dtype")) is not None and rank == 0:
+        yield f"model.base_dtype={held}: model.lora_rank=0 trains all weights, so none is frozen; set it to null, or a rank"
 
 
 def _misfits(container: Any, trains: bool) -> Iterable[str]:

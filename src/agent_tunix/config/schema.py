@@ -68,6 +68,10 @@ class ModelSection(Section):
         "checkpoint, a .gguf file, or kaggle:<handle>."
     )
     dtype: Literal["float32", "bfloat16"] = Field(description="Type in which the base weights are held and multiplied.")
+    base_dtype: Literal["int8", "nf4"] | None = Field(
+        default=None,
+        description="Hold the frozen matrices in 8 or 4 bits, which saves memory and moves logits; null: dtype.",
+    )
     lora_rank: int = Field(ge=0, description="Rank of the adapters; 0 trains all weights, with float32 masters.")
     lora_alpha: float = Field(gt=0, description="Adapters are scaled by lora_alpha / lora_rank.")
     lora_module_path: str = Field(

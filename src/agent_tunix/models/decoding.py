@@ -3,7 +3,8 @@
 There are two ways. On any device, and on a mesh of several, `gemma3.forward` with a token as its sequence. On one NVIDIA
 GPU of the Hopper kind, where a step of that is mostly the launching of hundreds of small kernels, eight kernels a layer do
 the same, with layers unrolled and with weights and adapters laid out for them once a rollout. Both keep adapters apart from
-weights: what samples is what is trained, for one policy and for several over the same base.
+weights: what samples is what is trained, for one policy and for several over the same base. A quantised base is read by the
+first way: the kernels' layout of all its weights would be as large as the base that was not to be held.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from agent_tunix.models import attention_kernels, gemma3, kernels, mesh
 from agent_tunix.models.gemma3 import Architecture, Segment, Weights
 from agent_tunix.models.kernels import LEAST_RANK, LEAST_TILE, Product
 from agent_tunix.models.lora import Adapters
+from agent_tunix.models.quantisation import Quantised
 from agent_tunix.types import pytree
 
 LARGEST_RANK = 128
@@ -47,6 +49,8 @@ def start(
 
 def _kernels_serve(weights: Weights, adapters: Adapters | None) -> bool:
     if mesh.several_devices() or kernels.capability() != kernels.HOPPER or weights.embed_VD.dtype != jnp.bfloat16:
+        return False
+    if isinstance(weights.layers.q_proj, Quantised):
         return False
     rank = _filled_rank(adapters)
     return rank <= LARGEST_RANK and _fills_blocks(weights, rank)

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from agent_tunix.models.attention import attend
 from agent_tunix.models.low_rank import low_rank
 from agent_tunix.models.mesh import cut
+from agent_tunix.models.quantisation import Matrix, dequantise
 from agent_tunix.types import pytree
 
 if TYPE_CHECKING:
@@ -52,20 +53,20 @@ class Architecture:
 
 @pytree
 class Layers:
-    """The weights of all layers, stacked; matrices are [L, in, out]."""
+    """The weights of all layers, stacked; matrices are [L, in, out], or quantised."""
 
     input_norm: jax.Array
-    q_proj: jax.Array
-    k_proj: jax.Array
-    v_proj: jax.Array
-    o_proj: jax.Array
+    q_proj: Matrix
+    k_proj: Matrix
+    v_proj: Matrix
+    o_proj: Matrix
     q_norm: jax.Array
     k_norm: jax.Array
     post_attention_norm: jax.Array
     pre_feedforward_norm: jax.Array
-    gate_proj: jax.Array
-    up_proj: jax.Array
-    down_proj: jax.Array
+    gate_proj: Matrix
+    up_proj: Matrix
+    down_proj: Matrix
     post_feedforward_norm: jax.Array
 
 
@@ -170,12 +171,12 @@ def _cut(segment: Segment) -> Segment:
     return Segment(keys, values, cut(segment.positions_BS, "fsdp"))
 
 
-def _project(x: jax.Array, weight: jax.Array, lora: tuple[jax.Array, jax.Array] | None) -> jax.Array:
+def _project(x: jax.Array, weight: Matrix, lora: tuple[jax.Array, jax.Array] | None) -> jax.Array:
     """x W, plus the low-rank x A B where the module has an adapter (Hu et al., 2021).
 
     Several adapters stacked, [K, in, R], each serve their K-th share of the rows of x; the product with W is one for all.
     """
-    y = x @ weight
+    y = x @ dequantise(weight, x.dtype)
     if lora is None:
         return y
     members = lora[0].shape[:-2]

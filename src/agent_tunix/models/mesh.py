@@ -146,15 +146,18 @@ def by_rows(function: Callable[..., Any], *arrays: jax.Array) -> Any:
 def spec(names: tuple[str, ...], shape: tuple[int, ...], arch: Architecture, sizes: Mapping[str, int]) -> PartitionSpec:
     """How an array is cut by the names that lead to it. Moments have the names of what they are the moments of.
 
+    Codes and scales of a quantised matrix have its blocks of inputs for an axis, which is cut as its inputs are.
     What has another number of axes than the table says, as a factored moment has, is small and kept whole.
     """
-    name, holder = names[-1] if names else "", names[-2] if len(names) > 1 else ""
+    blocks = names[-1:] in (("codes",), ("scales",))
+    *_, holder, name = ("", "", *(names[:-1] if blocks else names))
     cuts: tuple[Cut, ...] = (EVERYWHERE, None) if name == "embed_VD" else ()
     if name in IN_OUT:
         into, out = IN_OUT[name]
         whole_heads = name not in ("k_proj", "v_proj") or arch.num_kv_heads % sizes["tp"] == 0
         matrix = (None, into, out if whole_heads else None)
         cuts = {"a": (*matrix[:2], None), "b": (None, None, matrix[2])}.get(holder, matrix)
+        cuts = (*cuts[:2], None, cuts[2]) if blocks else cuts
     return fitting(cuts, shape, sizes) if len(cuts) == len(shape) else PartitionSpec()
 
 

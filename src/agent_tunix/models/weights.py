@@ -1,18 +1,19 @@
 """From checkpoints to our stacked weights and back: Hugging Face's layout, GGUF files, and Kaggle's Orbax checkpoints.
 
 Every tensor is read, put on its devices, on each the part that it is to hold, and written into its place in the stack, one
-after the other, so that no more than one ever exists twice. What a checkpoint lacks, has too many of or has in a wrong
-shape is found before any is read.
+after the other, so that no more than one ever exists twice, nor in full where matrices are to be quantised. What a
+checkpoint lacks, has too many of or has in a wrong shape is found before any is read.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,8 @@ from agent_tunix.models.gemma3 import Architecture, Layers, Weights
 from agent_tunix.models.gguf import GgufFile
 from agent_tunix.models.kaggle import OrbaxFolder, is_orbax
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, huggingface_name, module_shape
-from agent_tunix.models.mesh import lay, mesh_of_sizes, spec
+from agent_tunix.models.mesh import lay, mesh_of_sizes, shardings, spec
+from agent_tunix.models.quantisation import BaseDtype, Matrix, quantise, quantise_stack
 
 NAMED = 6  # tensors that a message lists before it only counts them
 SHARD_BYTES = 4 * 2**30
@@ -62,7 +64,13 @@ def read_architecture(checkpoint: Path, described: Architecture, family: str = "
     return huggingface.read_architecture(checkpoint, family)
 
 
-def load_weights(checkpoint: Path, arch: Architecture, dtype: jnp.dtype, mesh: Mesh | None = None) -> Weights:
+def load_weights(
+    checkpoint: Path,
+    arch: Architecture,
+    dtype: jnp.dtype,
+    mesh: Mesh | None = None,
+    base_dtype: BaseDtype | None = None,
+) -> Weights:
     """Reads every tensor of a checkpoint once, straight into the stacked layout on the mesh; without one, on one device."""
     tensors = _open(checkpoint)
     expected = tensor_shapes(arch)
@@ -73,7 +81,7 @@ def load_weights(checkpoint: Path, arch: Architecture, dtype: jnp.dtype, mesh: M
             advance()
             return tensors.read(name, np.dtype(dtype))
 
-        return _assemble(arch, dtype, tensor, mesh or mesh_of_sizes())
+        return _assemble(arch, dtype, tensor, mesh or mesh_of_sizes(), base_dtype)
 
 
 def _open(checkpoint: Path) -> Tensors:
@@ -130,29 +138,36 @@ def _progress(title: str, total: int) -> Iterator[Callable[[], None]]:
         yield lambda: progress.advance(task)
 
 
-@partial(jax.jit, donate_argnums=0)
-def _write(stack: jax.Array, layer: int, tensor: jax.Array) -> jax.Array:
+@partial(jax.jit, donate_argnums=0, static_argnames="base_dtype")
+def _write(stack: Matrix, layer: int, tensor: jax.Array, base_dtype: BaseDtype | None) -> Matrix:
     """Puts one layer's tensor, stored [out, in], into the stack, in place."""
-    return jax.lax.dynamic_update_index_in_dim(stack, tensor.T.astype(stack.dtype), layer, axis=0)
+
+    def put(whole: jax.Array, part: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_index_in_dim(whole, part.astype(whole.dtype), layer, axis=0)
+
+    return jax.tree.map(put, stack, quantise(tensor.T, base_dtype) if base_dtype else tensor.T)
 
 
 def _assemble(
-    arch: Architecture, dtype: jnp.dtype, tensor: Callable[[str, tuple[int, ...]], np.ndarray | jax.Array], mesh: Mesh
+    arch: Architecture,
+    dtype: jnp.dtype,
+    tensor: Callable[[str, tuple[int, ...]], np.ndarray | jax.Array],
+    mesh: Mesh,
+    base_dtype: BaseDtype | None,
 ) -> Weights:
     def placed(field: str, name: str, shape: tuple[int, ...]) -> jax.Array:
         sharding = NamedSharding(mesh, spec((field,), shape, arch, mesh.shape))
         return lay(tensor(name, shape).astype(dtype), sharding)
 
-    def stacked(field: str) -> jax.Array:
-        shape = (arch.num_layers, *_layer_shape(arch, field))
-        whole = NamedSharding(mesh, spec((field,), shape, arch, mesh.shape))
-        cuts = (*whole.spec, *[None] * len(shape))[1 : len(shape)]
+    def stacked(field: str) -> Any:
+        shape, held_as = (arch.num_layers, *_layer_shape(arch, field)), None if field in NORMS else base_dtype
+        cuts = (*spec((field,), shape, arch, mesh.shape), *[None] * len(shape))[1 : len(shape)]
         part = NamedSharding(mesh, PartitionSpec(*reversed(cuts)))
-        stack = jnp.zeros(shape, dtype, device=whole)
+        stack = _empty(field, jax.ShapeDtypeStruct(shape, dtype), arch, mesh, held_as)
         for layer in range(arch.num_layers):
             one = lay(tensor(tensor_name(field, layer), shape[:0:-1]), part)
             # Waiting keeps tensors that are read faster than they are written from piling up.
-            stack = jax.block_until_ready(_write(stack, layer, one))
+            stack = jax.block_until_ready(_write(stack, layer, one, held_as))
         return stack
 
     return Weights(
@@ -162,7 +177,23 @@ def _assemble(
     )
 
 
-def init_weights(key: jax.Array, arch: Architecture, dtype: jnp.dtype = jnp.float32) -> Weights:
+def _empty(field: str, like: jax.ShapeDtypeStruct, arch: Architecture, mesh: Mesh, base_dtype: BaseDtype | None) -> Matrix:
+    """Zeros in their place on the mesh, for a field that is to be held so."""
+    held = {field: jax.eval_shape(partial(quantise, base_dtype=base_dtype), like) if base_dtype else like}
+    where = shardings(held, arch, mesh)
+    return jax.tree.map(lambda array, place: jnp.zeros(array.shape, array.dtype, device=place), held, where)[field]
+
+
+def quantised(weights: Weights, base_dtype: BaseDtype) -> Weights:
+    """Weights that no checkpoint holds, as loading would have them held."""
+    modules = ATTENTION + FEED_FORWARD
+    matrices = {module: quantise_stack(getattr(weights.layers, module), base_dtype) for module in modules}
+    return dataclasses.replace(weights, layers=dataclasses.replace(weights.layers, **matrices))
+
+
+def init_weights(
+    key: jax.Array, arch: Architecture, dtype: jnp.dtype = jnp.float32, base_dtype: BaseDtype | None = None
+) -> Weights:
     """Random weights of an architecture, each matrix of variance 1 / in."""
     keys = iter(jax.random.split(key, 1 + len(ATTENTION + FEED_FORWARD) * arch.num_layers))
 
@@ -171,7 +202,7 @@ def init_weights(key: jax.Array, arch: Architecture, dtype: jnp.dtype = jnp.floa
             return jnp.zeros(shape, dtype)
         return jax.random.normal(next(keys), shape) * shape[1] ** -0.5
 
-    return _assemble(arch, dtype, tensor, mesh_of_sizes())
+    return _assemble(arch, dtype, tensor, mesh_of_sizes(), base_dtype)
 
 
 def save_weights(folder: Path, weights: Weights, arch: Architecture, dtype: jnp.dtype) -> None:

@@ -6,6 +6,7 @@ whether it fits, and the largest micro-batch that does; and all warnings.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -35,8 +36,8 @@ def run(cfg: Config, output: Path, console: Console) -> Record:
     plan = make_plan(cfg, count or cfg.training.prompts_per_step * (cfg.training.num_batches or 0))
     rates = [plan.schedule(t) for t in range(1, plan.total_steps + 1)]
     sizes = shapes(cfg, width)
-    notes += _notes_on_mesh(sizes)
     parts, (device, limit) = memory.estimate(sizes), card()
+    notes += [*_notes_on_mesh(sizes), *_notes_on_base(sizes, USABLE * limit)]
     record: Record = {
         "parameters": _parameters(cfg, sizes),
         "counts": _counts(cfg, plan),
@@ -87,6 +88,7 @@ def shapes(cfg: Config, width: int) -> memory.Shapes:
         completion_length=cfg.generation.max_generation_steps,
         fsdp=fsdp,
         tp=tp,
+        base_dtype=cfg.model.base_dtype,
     )
 
 
@@ -98,6 +100,19 @@ def _notes_on_mesh(s: memory.Shapes) -> list[str]:
     if round(s.vocabulary_share * needed) > 1:
         notes.append(f"{asked} does not divide the vocabulary of {vocabulary}, which all or some devices hold in common")
     return notes
+
+
+def _notes_on_base(s: memory.Shapes, limit_gb: float) -> list[str]:
+    """What to hold a frozen base in that does not fit as it is."""
+    peaks = {
+        held: memory.estimate(dataclasses.replace(s, base_dtype=held))["peak"] for held in (s.base_dtype, "int8", "nf4")
+    }
+    if s.lora_rank == 0 or peaks[s.base_dtype] <= limit_gb:
+        return []
+    fitting = [
+        f"model.base_dtype={held} takes {peak:.1f} GB, which fits" for held, peak in peaks.items() if peak <= limit_gb
+    ]
+    return fitting[:1]
 
 
 def card() -> tuple[str, float]:

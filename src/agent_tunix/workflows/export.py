@@ -4,8 +4,8 @@
     merged       a whole model, for transformers and vLLM
     gguf-ready   the same, with the SentencePiece model that llama.cpp's convert_hf_to_gguf.py asks for
 
-Adapters are merged in float32, a tensor at a time. A folder appears whole or not at all: it is written under another name
-first.
+Adapters are merged in float32, a tensor at a time; where the run held its base in fewer bits, into the base in
+`model.dtype`. A folder appears whole or not at all: it is written under another name first.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ from agent_tunix.workflows import setup
 def run(cfg: ExportConfig, console: Console) -> Path:
     """`agent-tunix export`: writes the checkpoint of a run in the format asked for; returns the folder."""
     trained = setup.saved_config(cfg.run, "run")
+    if cfg.format != "peft" and trained.model.base_dtype:
+        held, whole = trained.model.base_dtype, trained.model.dtype
+        console.print(f"The run held its base in {held}; its adapters are merged into the base in {whole}.")
+        trained = setup.held_in(trained, whole, None)
     model = setup.load_trained_model(trained, console.print)
     trainable, step = setup.load_trained(cfg.run, trained, model, cfg.step)
     output = Path(cfg.output) if cfg.output else Path(cfg.run) / "exports" / f"{cfg.format}-{step}"

@@ -7,6 +7,8 @@ and 4B at several shapes; benchmarks/2026-11-15-memory.md sets measurement again
 On a mesh it is the memory of one device: weights, adapters and moments by the table that places them; the cache and what a
 layer computes by the rows and heads that a device has; logits by its part of the vocabulary. A layer's weights are
 counted as gathered over fsdp. Sums in flight between devices are not counted, and no mesh has been measured.
+
+Quantised matrices are counted as they are held, and one layer of them as it is multiplied.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from agent_tunix.algorithm.loss import LOGITS_BUDGET
 from agent_tunix.models.gemma3 import Architecture
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, module_shape
 from agent_tunix.models.mesh import EVERYWHERE, fitting, share, spec
+from agent_tunix.models.quantisation import BLOCK, BYTES, BaseDtype
 
 FLOAT32 = 4
 RESIDUAL_COPIES = 16.5  # float32 copies of the residual stream while a layer is differentiated
@@ -49,6 +52,7 @@ class Shapes:
     completion_length: int
     fsdp: int = 1
     tp: int = 1
+    base_dtype: BaseDtype | None = None
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -71,11 +75,23 @@ def adapter_parameters(arch: Architecture, modules: tuple[str, ...], rank: int) 
 
 def held_base(s: Shapes) -> float:
     """Of the base's parameters, those that one device holds."""
-    arch, L = s.arch, s.arch.num_layers
-    shapes: Named = {("embed_VD",): (arch.vocab_size, arch.embed_dim)}
-    shapes |= {(module,): (L, *module_shape(arch, module)) for module in ATTENTION + FEED_FORWARD}
-    cut = sum(math.prod(shape) for shape in shapes.values())
-    return base_parameters(arch) - cut + _held(s, shapes)
+    arch = s.arch
+    embedding: Named = {("embed_VD",): (arch.vocab_size, arch.embed_dim)}
+    cut = sum(math.prod(shape) for shape in (embedding | _matrices(s)).values())
+    return base_parameters(arch) - cut + _held(s, embedding) + _held(s, _matrices(s))
+
+
+def _matrices(s: Shapes) -> Named:
+    return {(module,): (s.arch.num_layers, *module_shape(s.arch, module)) for module in ATTENTION + FEED_FORWARD}
+
+
+def held_weights(s: Shapes) -> float:
+    """Bytes of the base on one device."""
+    if s.base_dtype is None:
+        return held_base(s) * s.bytes_per_weight
+    blocks: Named = {(*names, "scales"): (L, i // BLOCK, 1, o) for names, (L, i, o) in _matrices(s).items()}
+    rest = (held_base(s) - _held(s, _matrices(s))) * s.bytes_per_weight
+    return rest + _held(s, blocks) * BLOCK * BYTES[s.base_dtype]
 
 
 def held_adapters(s: Shapes) -> float:
@@ -94,7 +110,7 @@ def _held(s: Shapes, shapes: Named) -> float:
 
 def estimate(s: Shapes) -> dict[str, float]:
     """Gigabytes by part, and the `peak`: what is always held, and the greatest of what the phases hold beside it."""
-    weights = held_base(s) * s.bytes_per_weight
+    weights = held_weights(s)
     trainable = held_adapters(s) * FLOAT32
     temporaries = ADAPTER_TEMPORARIES * trainable
     held = weights + STORED_COPIES * trainable
@@ -120,9 +136,10 @@ def estimate(s: Shapes) -> dict[str, float]:
 
 
 def _sampling(s: Shapes, prompts: int, sequences: int) -> float:
-    """The cache, logits, and on one device the layers once more as the kernels read them."""
+    """The cache, logits, and on one device the layers once more as the kernels read them; of a quantised base, one layer."""
     logits = SAMPLER_LOGITS_COPIES * sequences * s.arch.vocab_size * s.vocabulary_share * FLOAT32
-    return _cache(s, prompts, sequences) + logits + (_layers(s) if s.fsdp * s.tp == 1 else 0.0)
+    by_kernels = _layers(s) if s.fsdp * s.tp == 1 else 0.0
+    return _cache(s, prompts, sequences) + logits + (_layers(s) / s.arch.num_layers if s.base_dtype else by_kernels)
 
 
 def _layers(s: Shapes) -> float:

@@ -28,7 +28,7 @@ from agent_tunix.models.lora import Adapters, Trainable, init_adapters, masters,
 from agent_tunix.models.mesh import abstract, lay_rows, make_in_place, make_mesh, mesh_of, mesh_of_sizes, place
 from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import Tokenizer, load_tokenizer
-from agent_tunix.models.weights import load_weights, read_architecture
+from agent_tunix.models.weights import load_weights, quantised, read_architecture
 from agent_tunix.tasks.datasets import Example, arithmetic_rows, left_padded, tokenize
 from agent_tunix.tasks.tables import Row, RowFormat, read_rows
 from agent_tunix.types import Prompts, TrainState
@@ -95,20 +95,29 @@ def saved_config(folder: str, key: str) -> Config:
 def load_model(cfg: Config, mesh: Mesh | None = None) -> Model:
     """The base: a checkpoint's weights, or what an earlier run made of them, where all weights changed there or do here.
 
-    It lies on the mesh of its configuration unless another is given.
+    It lies on the mesh of its configuration unless another is given, in the types of its configuration.
     """
     mesh = mesh or make_mesh(cfg.model, cfg.training.micro_batch_size)
-    model = _load_checkpoint(cfg.model, mesh)
-    if cfg.training.init_from is None:
-        return model
-    earlier = saved_config(cfg.training.init_from, "training.init_from")
-    base = load_model(earlier, mesh)
-    learnt, _ = load_trained(cfg.training.init_from, earlier, base)
+    if (begun := cfg.training.init_from) is None:
+        return _load_checkpoint(cfg.model, mesh)
+    earlier = saved_config(begun, "training.init_from")
+    changes = 0 in (cfg.model.lora_rank, earlier.model.lora_rank)
+    base = load_model(held_in(earlier, cfg.model.dtype, None if changes else cfg.model.base_dtype), mesh)
+    _check_architecture(cfg.model, base.arch, f"training.init_from={begun}")
+    if not changes:
+        return base
+    learnt, _ = load_trained(begun, earlier, base)
     if isinstance(learnt, Adapters):
-        weights = merge(base.weights, learnt) if cfg.model.lora_rank == 0 else base.weights
+        weights = merge(base.weights, learnt)
     else:
-        weights = jax.tree.map(lambda new, old: new.astype(old.dtype), learnt, model.weights)
-    return dataclasses.replace(model, weights=place(weights, model.arch, mesh))
+        weights = jax.tree.map(lambda new, old: new.astype(old.dtype), learnt, base.weights)
+    weights = quantised(weights, cfg.model.base_dtype) if cfg.model.base_dtype else weights
+    return dataclasses.replace(base, weights=place(weights, base.arch, mesh))
+
+
+def held_in(cfg: Config, dtype: str, base_dtype: str | None) -> Config:
+    """A configuration with its base held in other types."""
+    return cfg.model_copy(update={"model": cfg.model.model_copy(update={"dtype": dtype, "base_dtype": base_dtype})})
 
 
 def load_trained_model(trained: Config, notice: Notice) -> Model:
@@ -123,9 +132,9 @@ def load_trained_model(trained: Config, notice: Notice) -> Model:
 def _load_checkpoint(section: ModelSection, mesh: Mesh) -> Model:
     checkpoint = find_checkpoint(section.weights)
     arch = read_architecture(checkpoint, architecture(section), section.model_family)
-    _check_architecture(section, arch)
+    _check_architecture(section, arch, f"model.weights={section.weights}")
     tokenizer = load_tokenizer(checkpoint)
-    return Model(load_weights(checkpoint, arch, jnp.dtype(section.dtype), mesh), arch, tokenizer)
+    return Model(load_weights(checkpoint, arch, jnp.dtype(section.dtype), mesh, section.base_dtype), arch, tokenizer)
 
 
 def architecture(section: ModelSection) -> Architecture:
@@ -135,7 +144,7 @@ def architecture(section: ModelSection) -> Architecture:
     return Architecture(**numbers, query_scale=scalar**-0.5)
 
 
-def _check_architecture(section: ModelSection, found: Architecture) -> None:
+def _check_architecture(section: ModelSection, found: Architecture, source: str) -> None:
     described = architecture(section)
     differing = [
         f"{name}: {value} in the checkpoint, {getattr(described, name)} in the configuration"
@@ -144,7 +153,7 @@ def _check_architecture(section: ModelSection, found: Architecture) -> None:
     ]
     if differing:
         raise UserError(
-            f"model.weights={section.weights} is not the model that model.architecture describes:\n  "
+            f"{source} is not the model that model.architecture describes:\n  "
             + "\n  ".join(differing)
             + "\nChoose the model group that fits the checkpoint, as in model=gemma3_1b, or set these keys."
         )

@@ -106,6 +106,7 @@ def test_all_faults_are_reported_together(faults):
         ("model.mesh_shape", [[1, 3], ["fsdp", "tp"]], "tp=3 does not divide num_heads=4 and hidden_dim=256"),
         ("model.mesh_shape", [[3, 1], ["fsdp", "tp"]], "fsdp=3 does not divide training.micro_batch_size=16"),
         ("model.lora_rank", -1, "must be greater than or equal to 0"),
+        ("model.base_dtype", "int4", "model.base_dtype=int4: must be 'int8' or 'nf4'"),
         ("data.source", "web", "'table'"),
         ("data.answer_pattern", "(", "is not a regular expression"),
         ("data.answer_pattern", "####.*", "has no group"),
@@ -120,6 +121,11 @@ def test_a_value_out_of_bounds_is_one_fault_that_names_key_and_bound(faults, key
     (line,) = faults({key: value})
     assert line.startswith(key.split(".")[0])
     assert fault in line
+
+
+def test_a_base_that_is_trained_is_not_quantised(faults):
+    (line,) = faults({"model.base_dtype": "nf4", "model.lora_rank": 0})
+    assert line.startswith("model.base_dtype=nf4: model.lora_rank=0 trains all weights, so none is frozen")
 
 
 def test_a_missing_key_is_named(composed, faults):

@@ -54,6 +54,16 @@ def test_the_table(arch, weights, adapters):
     assert not any(any(cut) for path, cut in cuts.items() if "norm" in path)
 
 
+def test_blocks_of_a_quantised_matrix_are_cut_as_its_inputs_are(arch):
+    sizes = {"fsdp": 2, "tp": 2}
+    for name in ("codes", "scales"):
+        assert mesh.spec(("layers", "gate_proj", name), (4, 6, 32, 256), arch, sizes) == P(None, "fsdp", None, "tp")
+        assert mesh.spec(("layers", "down_proj", name), (4, 6, 1, 256), arch, sizes) == P(None, "tp", None, "fsdp")
+    assert mesh.spec(("layers", "gate_proj", "codes"), (4, 5, 32, 256), arch, sizes) == P(None, None, None, "tp")
+    single = dataclasses.replace(arch, num_kv_heads=1)
+    assert mesh.spec(("layers", "k_proj", "codes"), (4, 6, 32, 256), single, sizes) == P(None, "fsdp")
+
+
 def test_a_vocabulary_that_is_not_divided_is_cut_by_what_divides_it(arch):
     def embedding(vocabulary: int) -> P:
         return mesh.spec(("embed_VD",), (vocabulary, 16), arch, {"fsdp": 4, "tp": 2})

@@ -13,10 +13,12 @@ from safetensors.numpy import load_file
 
 from agent_tunix.errors import UserError
 from agent_tunix.models import huggingface
+from agent_tunix.models.quantisation import Quantised
 from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.weights import (
     init_weights,
     load_weights,
+    quantised,
     read_architecture,
     save_tensors,
     save_weights,
@@ -102,6 +104,17 @@ def test_weights_are_rounded_to_the_type_asked_for(golden, arch, weights):
     loaded = load_weights(golden, arch, jnp.bfloat16)
     assert {leaf.dtype for leaf in jax.tree.leaves(loaded)} == {jnp.dtype(jnp.bfloat16)}
     assert_same(jax.tree.map(lambda x: x.astype(jnp.float32), loaded), weights)
+
+
+@pytest.mark.parametrize("base_dtype", ["int8", "nf4"])
+def test_matrices_are_quantised_as_they_are_read_and_nothing_else_is(base_dtype):
+    folder = find_checkpoint("package:tiny")
+    arch = huggingface.read_architecture(folder)
+    loaded = load_weights(folder, arch, jnp.float32, base_dtype=base_dtype)
+    whole = load_weights(folder, arch, jnp.float32)
+    assert_same(loaded, quantised(whole, base_dtype))
+    assert isinstance(loaded.layers.o_proj, Quantised)
+    assert_same((loaded.embed_VD, loaded.layers.q_norm), (whole.embed_VD, whole.layers.q_norm))
 
 
 def test_missing_unknown_and_misshapen_tensors_are_named_together(tmp_path, golden, arch):

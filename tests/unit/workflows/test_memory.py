@@ -4,13 +4,24 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from agent_tunix.config.load import validate
+from agent_tunix.config.schema import Config
 from agent_tunix.models.gemma3 import Architecture
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD
-from agent_tunix.workflows.memory import Shapes, adapter_parameters, base_parameters, estimate, largest_micro_batch
+from agent_tunix.workflows import dry_run
+from agent_tunix.workflows.memory import (
+    Shapes,
+    adapter_parameters,
+    base_parameters,
+    estimate,
+    held_weights,
+    largest_micro_batch,
+)
 
 MODELS = Path(__file__).parents[3] / "conf" / "model"
 MODULES = ATTENTION + FEED_FORWARD
@@ -60,6 +71,38 @@ def test_adapters_are_counted_as_they_are_made():
     assert adapter_parameters(arch, ("q_proj", "down_proj"), 3) == sum(leaf.size for leaf in jax.tree.leaves(made))
 
 
+@pytest.mark.parametrize("base_dtype", [None, "int8", "nf4"])
+def test_weights_are_counted_as_they_are_held(base_dtype):
+    import jax
+    import jax.numpy as jnp
+
+    from agent_tunix.models.weights import init_weights
+
+    s = dataclasses.replace(shapes("tiny"), base_dtype=base_dtype)
+    made = jax.eval_shape(lambda: init_weights(jax.random.key(0), s.arch, jnp.bfloat16, base_dtype))
+    assert held_weights(s) == sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(made))
+
+
+def test_4b_in_4_bits_trains_on_a_card_of_11_gb():
+    with initialize_config_dir(str(MODELS.parent), version_base="1.3"):
+        cfg = validate(compose("config", ["+experiment=small_gpu"]), Config)
+    s = dry_run.shapes(cfg, cfg.generation.max_prompt_length)
+    assert s.arch == architecture("4b")
+    peaks = [estimate(dataclasses.replace(s, base_dtype=held))["peak"] for held in ("nf4", "int8", None)]
+    assert peaks == sorted(peaks)
+    assert peaks[0] <= dry_run.USABLE * 11
+    assert peaks[1] <= 11 < peaks[2]
+
+
+def test_the_plan_names_the_widest_base_that_fits():
+    s = shapes("4b", micro=2)
+    for limit, said in ((20.0, []), (11.0, ["model.base_dtype=int8 takes 10.7 GB, which fits"]), (5.0, [])):
+        assert dry_run._notes_on_base(s, limit) == said
+    (line,) = dry_run._notes_on_base(dataclasses.replace(s, base_dtype="int8"), 10.0)
+    assert line.startswith("model.base_dtype=nf4 takes 9.1 GB")
+    assert not dry_run._notes_on_base(shapes("4b", micro=2, rank=0), 11.0)
+
+
 @given(st.sampled_from(["P", "G", "S", "C", "micro", "rank"]), st.integers(1, 64))
 def test_more_of_anything_never_takes_less(name, factor):
     base = shapes()
@@ -82,11 +125,12 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not(limit):
 
 
 @pytest.mark.parametrize("size", ["270m", "4b"])
-@pytest.mark.parametrize("rank", [0, 32])
-def test_a_device_of_a_mesh_holds_its_share_and_no_less(size, rank):
-    one = estimate(shapes(size, P=8, micro=8, rank=rank))
+@pytest.mark.parametrize(("rank", "base_dtype"), [(0, None), (32, None), (32, "nf4")])
+def test_a_device_of_a_mesh_holds_its_share_and_no_less(size, rank, base_dtype):
+    alone = dataclasses.replace(shapes(size, P=8, micro=8, rank=rank), base_dtype=base_dtype)
+    one = estimate(alone)
     for fsdp, tp in ((2, 1), (1, 2), (4, 2)):
-        mesh = dataclasses.replace(shapes(size, P=8, micro=8, rank=rank), fsdp=fsdp, tp=tp)
+        mesh = dataclasses.replace(alone, fsdp=fsdp, tp=tp)
         part = estimate(mesh)
         for name, gigabytes in one.items():
             assert gigabytes / (fsdp * tp) * 0.999 <= part[name] <= gigabytes, name
