@@ -11,6 +11,7 @@ than k: with this much freedom a threshold is found in half as many steps as the
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -34,26 +35,34 @@ def serve(k: int, vocab_size: int) -> bool:
     return k <= LARGEST_K and vocab_size >= SMALLEST_ROW
 
 
+@dataclasses.dataclass(frozen=True)
+class _Cuts:
+    """What is drawn from: the k likeliest and the nucleus p of these, never padding. `width` is that of a block."""
+
+    k: int
+    top_p: float
+    pad_id: int
+    width: int
+
+
 def draw(logits_BV, temperature_B1, uniform_B1, *, k: int, top_p: float, pad_id: int, interpret: bool = False):
-    """A token a row, of the k likeliest and of the nucleus p of these, never padding; and its log-probability among all."""
+    """A token a row, and its log-probability among all."""
     B, V = logits_BV.shape
-    width = _power_of_two(-(-V // BLOCKS))
-    n = _power_of_two(-(-V // width))
-    blocks = min(n, max(1, CHUNK // width))
+    cuts = _Cuts(k, top_p, pad_id, width=_power_of_two(-(-V // BLOCKS)))
+    n, slots = _power_of_two(-(-V // cuts.width)), _power_of_two(k + k // 8 + 1)
+    blocks = min(n, max(1, CHUNK // cuts.width))
     row, one = pl.BlockSpec((None, V), lambda i, *_: (i, 0)), pl.BlockSpec((None, 1), lambda i, *_: (i, 0))
     parts = [pl.BlockSpec((None, blocks), lambda i, j: (i, j)), pl.BlockSpec((None, 1), lambda i, j: (i, j))]
     outs = [jax.ShapeDtypeStruct((B, n), FLOAT32), jax.ShapeDtypeStruct((B, n // blocks), FLOAT32)]
-    summary = call(
-        partial(_summary_kernel, width, pad_id), (B, n // blocks), [row, one], parts, outs, warps=8, interpret=interpret
-    )(logits_BV, temperature_B1)
-    wholes = [pl.BlockSpec((None, out.shape[1]), lambda i: (i, 0)) for out in outs]
-    slots = _power_of_two(k + k // 8 + 1)
-    shapes = ((1, jnp.int32), (1, FLOAT32), (slots + 1, jnp.int32), (slots, FLOAT32))
+    kernel, options = partial(_summary_kernel, cuts), {"warps": WARPS, "interpret": interpret}
+    maxima, log_sums = call(kernel, (B, n // blocks), [row, one], parts, outs, **options)(logits_BV, temperature_B1)
+
+    shapes = ((1, jnp.int32), (1, FLOAT32), (slots + 1, jnp.int32), (slots, FLOAT32))  # the last two are scratch
     drawn = [jax.ShapeDtypeStruct((B, size), dtype) for size, dtype in shapes]
-    kernel = partial(_draw_kernel, k, top_p, width, pad_id, (lambda: None) if interpret else triton.debug_barrier)
-    own = [pl.BlockSpec((None, size), lambda i: (i, 0)) for size, _ in shapes]
-    run = call(kernel, (B,), [row, *wholes, one, one], own, drawn, warps=WARPS, interpret=interpret)
-    tokens_B1, logprobs_B1, *_ = run(logits_BV, *summary, temperature_B1, uniform_B1)
+    given, made = ([pl.BlockSpec((None, x.shape[1]), lambda i: (i, 0)) for x in group] for group in (outs, drawn))
+    kernel = partial(_draw_kernel, cuts, (lambda: None) if interpret else triton.debug_barrier)
+    run = call(kernel, (B,), [row, *given, one, one], made, drawn, **options)
+    tokens_B1, logprobs_B1, *_ = run(logits_BV, maxima, log_sums, temperature_B1, uniform_B1)
     return tokens_B1[:, 0], logprobs_B1[:, 0]
 
 
@@ -61,44 +70,47 @@ def _power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
-def _summary_kernel(width, pad_id, logits_ref, temperature_ref, maxima_out, log_sum_out):
-    (blocks,) = maxima_out.shape
-    ids = pl.program_id(1) * blocks * width + _iota((blocks, width), 0) * width + _iota((blocks, width), 1)
+def _summary_kernel(cuts, logits_ref, temperature_ref, maxima_out, log_sum_out):
+    shape = (maxima_out.shape[0], cuts.width)
+    ids = (pl.program_id(1) * shape[0] + _iota(shape, 0)) * cuts.width + _iota(shape, 1)
     values = triton.load(logits_ref.at[ids], mask=ids < logits_ref.shape[0], other=-jnp.inf)
-    maxima_out[...] = jnp.where(ids == pad_id, -jnp.inf, values).max(axis=1)
+    maxima_out[...] = jnp.where(ids == cuts.pad_id, -jnp.inf, values).max(axis=1)
     greatest = jnp.maximum(values.max(axis=1).max(axis=0), jnp.finfo(FLOAT32).min)
     sharpness = 1.0 / temperature_ref[0]
     total = jnp.exp((values - greatest) * sharpness).sum(axis=1).sum(axis=0)
     log_sum_out[0] = greatest * sharpness + jnp.log(total)
 
 
-def _draw_kernel(
-    k,
-    top_p,
-    width,
-    pad_id,
-    synchronise,
-    logits_ref,
-    maxima_ref,
-    log_sums_ref,
-    temperature_ref,
-    uniform_ref,
-    token_out,
-    logprob_out,
-    places_ref,
-    values_ref,
-):
-    (slots,), part = values_ref.shape, width // PARTS
+def _draw_kernel(cuts, synchronise, logits_ref, maxima_ref, log_sums_ref, temperature_ref, uniform_ref, *outs):
+    token_out, logprob_out, places_ref, values_ref = outs
+    (slots,) = values_ref.shape
+    ids_s, values_s = _likeliest(cuts, synchronise, logits_ref, maxima_ref, places_ref, slots)
+    place_s = _falling(values_s)
+    places_ref[place_s], values_ref[place_s] = ids_s, values_s
+    synchronise()
+    scores_s = jnp.where(_iota((slots,), 0) < cuts.k, values_ref[...], -jnp.inf) / temperature_ref[0]
+    weights_s = jnp.exp(scores_s - jnp.maximum(scores_s.max(axis=0), jnp.finfo(FLOAT32).min))
+    probs_s = weights_s / weights_s.sum(axis=0)
+    before_s = jnp.cumsum(probs_s) - probs_s
+    mine_s = _iota((slots,), 0) == _inverted(jnp.where(before_s < cuts.top_p, probs_s, 0.0), uniform_ref[0])
+    token_out[0] = jnp.where(mine_s, places_ref[pl.ds(0, slots)], 0).sum(axis=0)
+    log_sums = log_sums_ref[...]
+    most = log_sums.max(axis=0)
+    logprob_out[0] = jnp.where(mine_s, scores_s, 0.0).sum(axis=0) - most - jnp.log(jnp.exp(log_sums - most).sum(axis=0))
+
+
+def _likeliest(cuts, synchronise, logits_ref, maxima_ref, places_ref, slots):
+    """Indices of the k greatest logits, and maybe of some more, in their order, and the logits: [slots]."""
 
     def load(starts_s, size):
         """Logits from each of some indices on, [slots * size]; minus infinity for padding and for what is not there."""
         ids = starts_s[:, None] + _iota((slots, size), 1)
         values = triton.load(logits_ref.at[ids], mask=ids < logits_ref.shape[0], other=-jnp.inf)
-        return jnp.where(ids == pad_id, -jnp.inf, values).reshape(slots * size)
+        return jnp.where(ids == cuts.pad_id, -jnp.inf, values).reshape(slots * size)
 
     def greatest(values_n):
-        """Where the k greatest are, and maybe some more, in the order of their places; slots not in use say far away."""
-        chosen_n = _chosen(_ordered(values_n), k, slots)
+        """Where the greatest are, in the order of their places; slots not in use say far away."""
+        chosen_n = _chosen(_ordered(values_n), cuts.k, slots)
         slot_n = jnp.where(chosen_n, jnp.cumsum(chosen_n.astype(jnp.int32)) - 1, slots)
         triton.store(places_ref.at[slot_n], _iota(values_n.shape, 0), mask=chosen_n)
         synchronise()
@@ -110,26 +122,13 @@ def _draw_kernel(
         found_s = jnp.where(places_s[:, None] == _iota((slots, slots), 1), values_s[None, :], 0).sum(axis=1)
         return jnp.where(places_s < slots, found_s, NOWHERE)
 
-    starts_s = jnp.minimum(greatest(maxima_ref[...]), NOWHERE // width) * width
-    chosen_s = greatest(load(starts_s, width).reshape(slots * PARTS, part).max(axis=1))
+    part = cuts.width // PARTS
+    starts_s = jnp.minimum(greatest(maxima_ref[...]), NOWHERE // cuts.width) * cuts.width
+    chosen_s = greatest(load(starts_s, cuts.width).reshape(slots * PARTS, part).max(axis=1))
     starts_s = take(starts_s, chosen_s // PARTS) + chosen_s % PARTS * part
     chosen_s = greatest(load(starts_s, part))
     ids_s = take(starts_s, chosen_s // part) + chosen_s % part
-    values_s = load(ids_s, 1)
-
-    place_s = _falling(values_s)
-    places_ref[place_s], values_ref[place_s] = ids_s, values_s
-    synchronise()
-    scores_s = jnp.where(_iota((slots,), 0) < k, values_ref[...], -jnp.inf) / temperature_ref[0]
-    weights_s = jnp.exp(scores_s - jnp.maximum(scores_s.max(axis=0), jnp.finfo(FLOAT32).min))
-    probs_s = weights_s / weights_s.sum(axis=0)
-    before_s = jnp.cumsum(probs_s) - probs_s
-    choice = _inverted(jnp.where(before_s < top_p, probs_s, 0.0), uniform_ref[0])
-    mine_s = _iota((slots,), 0) == choice
-    token_out[0] = jnp.where(mine_s, places_ref[pl.ds(0, slots)], 0).sum(axis=0)
-    log_sums = log_sums_ref[...]
-    most = log_sums.max(axis=0)
-    logprob_out[0] = jnp.where(mine_s, scores_s, 0.0).sum(axis=0) - most - jnp.log(jnp.exp(log_sums - most).sum(axis=0))
+    return ids_s, load(ids_s, 1)
 
 
 def _chosen(keys_n, k, slots):
