@@ -103,7 +103,7 @@ def examine(command, folder: Path) -> dict:
     return json.loads(outcome.out)
 
 
-@pytest.mark.parametrize("name", ILL)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.parity] if name == "slow" else []) for name in ILL])
 def test_each_illness_is_named_with_its_remedy(name, train, command):
     overrides, illness, remedy = ILL[name]
     report = examine(command, train(*overrides))
