@@ -68,14 +68,13 @@ def test_the_tables_of_the_page_on_scale_are_those_of_the_calculator(scale):
     assert scale.scale_table() in page
 
 
-def test_the_calculator_gives_what_was_measured_on_one_card(scale):
+def test_the_calculator_gives_what_was_measured_on_one_card(scale, monkeypatch):
+    monkeypatch.setattr(scale.memory, "LOGITS_BUDGET", 2**27)  # as it was when memory was measured
     for (prompts, generations, micro), measured in scale.MEASURED.items():
         found = scale.cost(scale.shapes("270m", prompts, generations, micro))
         predicted = (*(found.seconds[part] for part in ("rollout", "reference", "update")), found.memory_gb)
-        *ratios, of_memory = [p / m for p, m in zip(predicted, measured, strict=True)]
-        within = 1.05 if prompts == 4 else 1.6  # times are fitted to the first
-        assert all(1 / within < ratio < within for ratio in ratios), ratios
-        assert 1 / 1.6 < of_memory < 1.6, "the plan's, of code that has changed since"
+        within = 1.05 if prompts == 4 else 1.6  # fitted to the first
+        assert all(1 / within < p / m < within for p, m in zip(predicted, measured, strict=True)), (predicted, measured)
 
 
 def test_one_device_receives_nothing_and_many_share_the_work(scale):

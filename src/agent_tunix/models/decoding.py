@@ -90,7 +90,8 @@ def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) 
     few = policies % 2 == 0 and tile == LEAST_TILE and rank == LEAST_RANK
     sharing = 2 if few and _fills_blocks(weights, 2 * rank) else 1
     rows = -(-B // policies // tile) * tile
-    layers = _layers(weights, adapters, arch, prompt, (policies // sharing, sharing, rank))
+    products = _products(weights, adapters, policies // sharing, sharing, rank)
+    layers = _layers(weights, products, arch, prompt)
     first_R = _filled(jnp.repeat(lengths_P, group), policies, rows)
     one = jax.jit(_layer, static_argnames=("arch", "window", "tile", "group", "policy_rows", "interpret"))
     static = {"arch": arch, "tile": tile * sharing, "group": group, "policy_rows": rows, "interpret": interpret}
@@ -142,11 +143,14 @@ def _filled_rank(adapters: Adapters | None) -> int:
     return max(LEAST_RANK, 1 << (largest - 1).bit_length())
 
 
-def _layers(weights: Weights, adapters: Adapters | None, arch: Architecture, prompt: Segment, of: tuple) -> list[_Layer]:
+def _products(weights: Weights, adapters: Adapters | None, tenants: int, sharing: int, rank: int) -> dict[str, Product]:
     pairs = {} if adapters is None else adapters.by_module()
     if adapters is not None and _rank_axes(adapters) == 3:
         pairs = {name: (a[:, None], b[:, None]) for name, (a, b) in pairs.items()}
-    products = {name: _product(weights, pairs, modules, *of) for name, modules in PRODUCTS.items()}
+    return {name: _product(weights, pairs, modules, tenants, sharing, rank) for name, modules in PRODUCTS.items()}
+
+
+def _layers(weights: Weights, products: dict[str, Product], arch: Architecture, prompt: Segment) -> list[_Layer]:
     w = weights.layers
     names = ("input_norm", "q_norm", "k_norm", "post_attention_norm", "pre_feedforward_norm", "post_feedforward_norm")
     S = prompt.keys_LBSKN.shape[2]
@@ -158,7 +162,10 @@ def _layers(weights: Weights, adapters: Adapters | None, arch: Architecture, pro
 
 
 def _product(weights: Weights, pairs, modules, tenants: int, sharing: int, rank: int) -> Product:
-    """The matrices of modules side by side, and their adapters; a module without one gets zeros. Stacked over layers."""
+    """The matrices of modules side by side, and their adapters; a module without one gets zeros. Stacked over layers.
+
+    A tenant is what a tile is kept for: one policy, or as many as share it.
+    """
     dtype, rows, a_rows, b_columns = weights.embed_VD.dtype, [], [], []
     for module in modules:
         w_LEU = getattr(weights.layers, module)

@@ -110,6 +110,14 @@ def test_a_policy_reads_alone_what_it_reads_among_others(token_by_token, members
     np.testing.assert_allclose(together()[own], alone, atol=1e-5)
 
 
+def test_policies_of_an_odd_number_share_no_tile_and_read_the_same(
+    token_by_token, members, everyones, completions, together
+):
+    three = jax.tree.map(lambda x: x[: 3 * len(x) // POLICIES], everyones)
+    got = token_by_token(decoding._by_kernels, lora.stack(members[:3]), three, completions[: 3 * ROWS], interpret=True)
+    np.testing.assert_allclose(got, together()[: 3 * ROWS], atol=1e-5)
+
+
 def test_an_adapter_that_rounding_would_swallow_is_kept(weights, members):
     """Added to a bfloat16 weight, an update a thousandth of it leaves no trace; the product carries it beside the weight."""
     assert jnp.bfloat16(0.02) + jnp.bfloat16(1e-5) == jnp.bfloat16(0.02)
