@@ -17,6 +17,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from agent_tunix.models import kernels
 from agent_tunix.models.mesh import EVERYWHERE, cut, several_devices
 from agent_tunix.types import pytree
 
@@ -150,8 +151,23 @@ _scores.defvjp(_scores_forward, _scores_backward)
 def _log_softmax(hidden_nD, embed_VD, sharpness_n) -> jax.Array:
     """On a mesh every device has the logits of all rows for its part of the vocabulary."""
     logits_nV = jnp.einsum("nd,vd->nv", cut(hidden_nD), embed_VD, preferred_element_type=jnp.float32)
-    logits_nV = cut(logits_nV, None, EVERYWHERE)
-    return jax.nn.log_softmax(logits_nV * sharpness_n[:, None], axis=-1)
+    logits_nV = cut(logits_nV, None, EVERYWHERE) * sharpness_n[:, None]
+    if several_devices() or not kernels.capability():
+        return jax.nn.log_softmax(logits_nV, axis=-1)
+    greatest_n, total_n = _normaliser(logits_nV)
+    return logits_nV - greatest_n[:, None] - jnp.log(total_n)[:, None]
+
+
+def _normaliser(logits_nV: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The maximum m and sum_v exp(z_v - m) in one reading (Milakov & Gimelshein, 2018), which on a GPU is what they cost."""
+
+    def join(one, other):
+        (m, total), (n, more) = one, other
+        greatest = jnp.maximum(m, n)
+        return greatest, total * jnp.exp(m - greatest) + more * jnp.exp(n - greatest)
+
+    nothing = jnp.finfo(jnp.float32).min, jnp.float32(0)
+    return jax.lax.reduce((logits_nV, jnp.ones_like(logits_nV)), nothing, join, dimensions=(1,))
 
 
 def _expected(probs_nV: jax.Array, embed_VD: jax.Array) -> jax.Array:

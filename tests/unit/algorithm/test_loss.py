@@ -146,14 +146,18 @@ def states():
     return jnp.asarray(hidden_BCD), jnp.asarray(rng.integers(0, 11, (3, 5))), jnp.asarray(embed_VD)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_token_logprobs_and_entropy_are_those_of_log_softmax(states, temperature):
+@pytest.mark.parametrize("capability", [0.0, 9.0], ids=["any device", "GPU"])
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 0.01])
+def test_token_logprobs_and_entropy_are_those_of_log_softmax(states, temperature, capability, monkeypatch):
     hidden_BCD, tokens_BC, embed_VD = states
+    monkeypatch.setattr(loss_module.kernels, "capability", lambda: capability)
     got, entropy = token_logprobs(hidden_BCD, tokens_BC, embed_VD, temperature)
     logits = np.asarray(hidden_BCD, np.float64) @ np.asarray(embed_VD, np.float64).T / temperature
-    want = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    np.testing.assert_allclose(got, np.take_along_axis(want, np.asarray(tokens_BC)[..., None], -1)[..., 0], rtol=1e-5)
-    np.testing.assert_allclose(entropy, -(np.exp(want) * want).sum(-1), rtol=1e-5)
+    want = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+    np.testing.assert_allclose(
+        got, np.take_along_axis(want, np.asarray(tokens_BC)[..., None], -1)[..., 0], rtol=1e-5, atol=1e-5
+    )
+    np.testing.assert_allclose(entropy, -(np.exp(want) * want).sum(-1), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 15])
