@@ -56,9 +56,18 @@ def trim(rollouts: Rollouts) -> Rollouts:
     return Rollouts(*cut, rollouts.ended_B)
 
 
-def make_batch(prompts: Prompts, rollouts: Rollouts, advantages_PG: np.ndarray, mesh: Mesh) -> Batch:
-    advantages_B = lay_rows(advantages_PG.reshape(-1).__getitem__, (advantages_PG.size,), mesh)
+def unscored(prompts: Prompts, rollouts: Rollouts, mesh: Mesh) -> Batch:
+    """A batch of completions whose advantages are not known yet, and zero."""
+    advantages_B = _lay(np.zeros(rollouts.tokens_BC.shape[0], np.float32), mesh)
     return Batch(prompts, rollouts.tokens_BC, rollouts.mask_BC, rollouts.logprobs_BC, None, advantages_B)
+
+
+def with_advantages(batch: Batch, scored: Scored, mesh: Mesh) -> Batch:
+    return dataclasses.replace(batch, advantages_B=_lay(scored.advantages_PG.reshape(-1), mesh))
+
+
+def _lay(values_B: np.ndarray, mesh: Mesh) -> jax.Array:
+    return lay_rows(values_B.__getitem__, values_B.shape, mesh)
 
 
 def widened(batches: Sequence[Batch]) -> tuple[Batch, ...]:

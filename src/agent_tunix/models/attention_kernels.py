@@ -17,7 +17,7 @@ from jax.experimental.pallas import triton
 
 from agent_tunix.models.kernels import FLOAT32, LEAST_TILE, call, dot_transposed
 
-KEY_TILE = 64
+KEY_TILE = 32
 SHARES = 8  # of a sequence's keys, at most
 PROGRAMS = 128  # about one for each multiprocessor
 LOWEST = -1e30  # a score that counts nothing, yet whose differences are finite
@@ -49,7 +49,7 @@ def attend(qkv_RHN, norms, angles, slot_1, lengths_P, prompt_kv, written_kv, row
     out = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
     specs = [_whole(x) for x in arguments], [_whole(x) for x in out]
     run = call(
-        partial(_attend_kernel, rows), (R, K, shares), *specs, out, stages=2, aliases={9: 2, 10: 3}, interpret=interpret
+        partial(_attend_kernel, rows), (R, K, shares), *specs, out, stages=3, aliases={9: 2, 10: 3}, interpret=interpret
     )
     parts, logs, *kv = run(*arguments)
     return parts, logs, kv

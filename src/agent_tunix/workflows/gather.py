@@ -10,7 +10,7 @@ import numpy as np
 
 from agent_tunix.config.schema import Config
 from agent_tunix.engine import processes
-from agent_tunix.engine.batch import bucket, make_batch, score, trim
+from agent_tunix.engine.batch import bucket, score, trim, unscored, with_advantages
 from agent_tunix.engine.metrics import Clock, Record, reward_record, sample_records
 from agent_tunix.engine.population import Conversation, Reference, Sample
 from agent_tunix.engine.rng import Purpose, step_key
@@ -74,18 +74,19 @@ def _rollouts(
     weights, adapters = policy(r.model.weights, state.trainable)
     draw = Draw(adapters, prompts, r.key(index, Purpose.ROLLOUT), r.cfg.generation.temperature)
     rollouts = trim((yield Sample(weights, draw, r.model.arch, r.sampling)))
-    texts = {row: r.model.tokenizer.decode(list(ids)) for row, ids in processes.own_rows(rollouts.tokens_BC).items()}
     clock.lap("time/rollout")
-    shuffle_key = r.key(index, Purpose.SHUFFLE) if r.cfg.grpo.shuffle_advantages else None
-    scored = score(r.scorer, examples, texts, r.sampling.num_generations, shuffle_key)
-    clock.lap("time/reward")
-    batch = make_batch(prompts, rollouts, scored.advantages_PG, mesh_of(r.model.weights))
-    if r.cfg.grpo.beta > 0:  # beta 0 costs no pass
+    mesh = mesh_of(r.model.weights)
+    batch = unscored(prompts, rollouts, mesh)
+    if r.cfg.grpo.beta > 0:  # beta 0 costs no pass; the device makes it while the host reads and scores the completions
         temperature = r.cfg.generation.temperature
         logprobs_BC = yield Reference(r.model.weights, r.reference, batch, temperature, r.model.arch, r.micro_batches)
         batch = dataclasses.replace(batch, reference_logprobs_BC=logprobs_BC)
+    texts = {row: r.model.tokenizer.decode(list(ids)) for row, ids in processes.own_rows(rollouts.tokens_BC).items()}
+    shuffle_key = r.key(index, Purpose.SHUFFLE) if r.cfg.grpo.shuffle_advantages else None
+    scored = score(r.scorer, examples, texts, r.sampling.num_generations, shuffle_key)
+    clock.lap("time/reward")
     samples = sample_records(examples[0], scored) if processes.first() else []
-    return Gathered(batch, reward_record(scored, rollouts.ended_B), samples)
+    return Gathered(with_advantages(batch, scored, mesh), reward_record(scored, rollouts.ended_B), samples)
 
 
 def _demonstrations(r: Run, examples: Sequence[Example], prompts: Prompts) -> Gathered:

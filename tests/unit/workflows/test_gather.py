@@ -1,0 +1,76 @@
+"""A batch of completions, asked for as a run does and answered by hand: no program is compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+from hydra import compose, initialize_config_dir
+
+from agent_tunix.config.load import config_folder, validate
+from agent_tunix.config.schema import Config
+from agent_tunix.engine.metrics import Clock
+from agent_tunix.engine.population import Reference, Sample
+from agent_tunix.tasks.rewards import Scorer
+from agent_tunix.types import Rollouts
+from agent_tunix.workflows import setup
+from agent_tunix.workflows.gather import gather
+from agent_tunix.workflows.train import prepare
+
+PROMPTS, GENERATIONS, STEPS = 2, 2, 8
+
+
+class Watched(Scorer):
+    """Rewards the second completion of a group, and tells when it is asked."""
+
+    asked = False
+
+    def __init__(self) -> None:
+        super().__init__({}, {"second": 1.0})
+        self.weights = {"second": 1.0}
+
+    def __call__(self, prompts, completions, truths):
+        self.asked = True
+        return {"second": np.tile(np.float32([0, 1]), PROMPTS)}
+
+
+def conversation(scorer: Scorer, *overrides: str):
+    small = f"training.micro_batch_size={PROMPTS}", f"grpo.num_generations={GENERATIONS}"
+    short = f"generation.max_generation_steps={STEPS}"
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        cfg = validate(compose("config", ["+experiment=quick_test", *small, short, *overrides]), Config)
+    run = dataclasses.replace(prepare(cfg, setup.Shelf(), lambda text: None), scorer=scorer)
+    return gather(run, setup.new_state(cfg, run.model), 0, Clock())
+
+
+def rollouts() -> Rollouts:
+    shape = PROMPTS * GENERATIONS, STEPS
+    logprobs_BC = jnp.full(shape, -2.0)
+    return Rollouts(jnp.full(shape, 7, jnp.int32), jnp.ones(shape, bool), logprobs_BC, jnp.zeros(shape[0], bool))
+
+
+def test_the_reference_is_asked_for_before_the_host_scores():
+    scorer = Watched()
+    asking = conversation(scorer, "grpo.beta=0.1")
+    assert isinstance(next(asking), Sample)
+    request = asking.send(rollouts())
+    assert isinstance(request, Reference) and not scorer.asked
+    logprobs_BC = jnp.full(request.batch.tokens_BC.shape, -3.0)
+    gathered = _end(asking, logprobs_BC)
+    assert scorer.asked and gathered.batch.reference_logprobs_BC is logprobs_BC
+    np.testing.assert_array_equal(np.sign(gathered.batch.advantages_B), [-1, 1] * PROMPTS)
+
+
+def test_without_kl_no_reference_is_asked_for():
+    asking = conversation(Watched(), "grpo.beta=0")
+    next(asking)
+    assert _end(asking, rollouts()).batch.reference_logprobs_BC is None
+
+
+def _end(asking, answer):
+    try:
+        request = asking.send(answer)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError(f"asked for more: {request}")
