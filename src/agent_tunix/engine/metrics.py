@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 from tensorboardX import SummaryWriter
+from tensorboardX.proto.summary_pb2 import Summary
 
 from agent_tunix.engine import processes
 from agent_tunix.engine.batch import Scored
@@ -65,9 +66,10 @@ class RunFolder:
             file.write("".join(_line(record) for record in records))
 
     def _curves(self, record: Mapping[str, Any], prefix: str) -> None:
-        for key, value in record.items():
-            if key != "step" and isinstance(value, int | float):
-                self._tensorboard.add_scalar(prefix + key, value, record["step"])
+        """All numbers as one event: each one by itself takes a tenth of a millisecond, and a step has dozens."""
+        numbers = {key: value for key, value in record.items() if key != "step" and isinstance(value, int | float)}
+        values = [Summary.Value(tag=prefix + key, simple_value=value) for key, value in numbers.items()]
+        self._tensorboard.file_writer.add_summary(Summary(value=values), record["step"])
 
 
 class NoFolder(RunFolder):

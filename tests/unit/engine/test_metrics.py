@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+import struct
+from pathlib import Path
 
 import pytest
+from tensorboardX.proto.event_pb2 import Event
 
 from agent_tunix.engine.metrics import RunFolder, peak_memory_gb, read_records
 
@@ -16,7 +19,23 @@ def test_records_come_back_as_they_were_written(tmp_path):
     assert read_records(folder.path / "metrics.jsonl") == [{"step": 1, "loss": 0.1, "reward/mean": 1e-30}]
     assert read_records(folder.path / "evals.jsonl")[0]["accuracy"] == 0.5
     assert [r["completion"] for r in read_records(folder.path / "samples.jsonl")] == ["zwölf\n\u2028 ≠ 13", ""]
-    assert list((folder.path / "tensorboard").iterdir())
+    curves = {"train/loss": (1, 0.1), "train/reward/mean": (1, 1e-30)}
+    curves |= {"validation/n": (0, 3), "validation/accuracy": (0, 0.5)}
+    assert curves_in(folder.path / "tensorboard") == {
+        tag: (step, pytest.approx(value, rel=1e-6)) for tag, (step, value) in curves.items()
+    }
+
+
+def curves_in(folder: Path) -> dict[str, tuple[int, float]]:
+    """The last point of every curve, by TensorBoard's layout: length of 8 bytes, check of 4, an event, check of 4."""
+    (path,) = folder.iterdir()
+    data, found = path.read_bytes(), {}
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        event = Event.FromString(data[12 : 12 + length])
+        found |= {value.tag: (event.step, value.simple_value) for value in event.summary.value}
+        data = data[16 + length :]
+    return found
 
 
 def test_a_file_that_is_not_there_has_no_records(tmp_path):

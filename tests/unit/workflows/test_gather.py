@@ -55,10 +55,12 @@ def test_the_reference_is_asked_for_before_the_host_scores():
     asking = conversation(scorer, "grpo.beta=0.1")
     assert isinstance(next(asking), Sample)
     request = asking.send(rollouts())
-    assert isinstance(request, Reference) and not scorer.asked
+    assert isinstance(request, Reference)
+    assert not scorer.asked
     logprobs_BC = jnp.full(request.batch.tokens_BC.shape, -3.0)
     gathered = _end(asking, logprobs_BC)
-    assert scorer.asked and gathered.batch.reference_logprobs_BC is logprobs_BC
+    assert scorer.asked
+    assert gathered.batch.reference_logprobs_BC is logprobs_BC
     np.testing.assert_array_equal(np.sign(gathered.batch.advantages_B), [-1, 1] * PROMPTS)
 
 
