@@ -45,7 +45,7 @@ def score(
     advantages_PG = group_advantages(rewards_PG)
     if shuffle_key is not None:
         advantages_PG = shuffle_within_groups(shuffle_key, advantages_PG)
-    return Scored(texts, values, rewards_PG, np.asarray(advantages_PG))
+    return Scored(texts, values, rewards_PG, advantages_PG)
 
 
 def trim(rollouts: Rollouts) -> Rollouts:

@@ -135,14 +135,14 @@ def update_record(step: int, stats: UpdateStats) -> Record:
     }
 
 
-def reward_record(scored: Scored, ended_B: jax.Array) -> Record:
+def reward_record(scored: Scored, ended_B: np.ndarray) -> Record:
     """What a batch of completions says of the policy."""
     return {
         "reward/mean": float(scored.rewards_PG.mean()),
         "reward/std": float(scored.rewards_PG.std()),
         **{f"reward/{name}": float(value.mean()) for name, value in scored.values.items()},
         "groups/zero_variance": float((np.ptp(scored.rewards_PG, axis=1) == 0).mean()),
-        "completion/truncated": float(1 - processes.whole(ended_B).mean()),
+        "completion/truncated": float(1 - ended_B.mean()),
     }
 
 

@@ -55,6 +55,7 @@ class Gathered:
     """A batch to learn from, with what is to be said of it."""
 
     batch: Batch
+    lengths_B: np.ndarray
     record: Record
     samples: list[Record]
 
@@ -74,6 +75,9 @@ def _rollouts(
     weights, adapters = policy(r.model.weights, state.trainable)
     draw = Draw(adapters, prompts, r.key(index, Purpose.ROLLOUT), r.cfg.generation.temperature)
     rollouts = trim((yield Sample(weights, draw, r.model.arch, r.sampling)))
+    # All that the host needs is fetched before the device is given more to do, behind which a copy would wait.
+    ids, ended_B = processes.own_rows(rollouts.tokens_BC), processes.whole(rollouts.ended_B)
+    lengths_B = processes.whole(rollouts.mask_BC).sum(axis=1)
     clock.lap("time/rollout")
     mesh = mesh_of(r.model.weights)
     batch = unscored(prompts, rollouts, mesh)
@@ -81,12 +85,12 @@ def _rollouts(
         temperature = r.cfg.generation.temperature
         logprobs_BC = yield Reference(r.model.weights, r.reference, batch, temperature, r.model.arch, r.micro_batches)
         batch = dataclasses.replace(batch, reference_logprobs_BC=logprobs_BC)
-    texts = {row: r.model.tokenizer.decode(list(ids)) for row, ids in processes.own_rows(rollouts.tokens_BC).items()}
+    texts = {row: r.model.tokenizer.decode(own.tolist()) for row, own in ids.items()}
     shuffle_key = r.key(index, Purpose.SHUFFLE) if r.cfg.grpo.shuffle_advantages else None
     scored = score(r.scorer, examples, texts, r.sampling.num_generations, shuffle_key)
     clock.lap("time/reward")
     samples = sample_records(examples[0], scored) if processes.first() else []
-    return Gathered(with_advantages(batch, scored, mesh), reward_record(scored, rollouts.ended_B), samples)
+    return Gathered(with_advantages(batch, scored, mesh), lengths_B, reward_record(scored, ended_B), samples)
 
 
 def _demonstrations(r: Run, examples: Sequence[Example], prompts: Prompts) -> Gathered:
@@ -97,7 +101,7 @@ def _demonstrations(r: Run, examples: Sequence[Example], prompts: Prompts) -> Ga
     tokens_BC, mask_BC, ones_B = (lay_rows(a.__getitem__, a.shape, mesh_of(r.model.weights)) for a in padded)
     batch = Batch(prompts, tokens_BC, mask_BC, None, None, ones_B)
     shown = {"prompt": examples[0].question, "answer": examples[0].answer, "completion": r.model.tokenizer.decode(ids[0])}
-    return Gathered(batch, {}, [shown])
+    return Gathered(batch, np.array([len(own) for own in ids]), {}, [shown])
 
 
 def demonstration_ids(example: Example, tokenizer: Tokenizer) -> list[int]:

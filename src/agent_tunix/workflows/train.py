@@ -165,7 +165,6 @@ def train_batch(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Co
         gathered = yield from gather(r, state, progress.position, clock)
     except DivergenceError as fault:
         return _passed_over(state, r.plan.iterations), str(fault)
-    lengths_B = processes.whole(gathered.batch.mask_BC).sum(axis=1)
     max_kl, fault_seen = r.cfg.training.max_kl, None
     fixed = (r.model.arch, r.micro_batches, r.cfg.optimizer.optimizer_name)
     for iteration in range(r.plan.iterations):
@@ -175,7 +174,7 @@ def train_batch(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Co
             mismatch_kl = float(stats.loss.mismatch_kl)
         record = update_record(int(state.step), stats) | gathered.record | {"mismatch/kl": mismatch_kl}
         clock.lap("time/update")
-        record |= cost_record(lengths_B, clock)
+        record |= cost_record(gathered.lengths_B, clock)
         desk.folder.metrics(record)
         desk.display.step(record)
         fault_seen = fault_seen or fault_of(stats, max_kl)
