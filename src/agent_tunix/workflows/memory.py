@@ -135,6 +135,13 @@ def estimate(s: Shapes) -> dict[str, float]:
     return {name: size / GIGABYTE for name, size in parts.items()}
 
 
+def peak_of_several(s: Shapes, members: int) -> float:
+    """Gigabytes at the peak of several policies over one base: the rows of all at once, and adapters for each."""
+    rows = {name: members * getattr(s, name) for name in ("prompts", "micro_batch", "evaluated")}
+    adapters = (STORED_COPIES + ADAPTER_TEMPORARIES) * held_adapters(s) * FLOAT32
+    return estimate(dataclasses.replace(s, **rows))["peak"] + (members - 1) * adapters / GIGABYTE
+
+
 def _sampling(s: Shapes, prompts: int, sequences: int) -> float:
     """The cache, logits, and on one device the layers once more as the kernels read them; of a quantised base, one layer."""
     logits = SAMPLER_LOGITS_COPIES * sequences * s.arch.vocab_size * s.vocabulary_share * FLOAT32

@@ -162,7 +162,7 @@ def _answered(conversations: list[Any]) -> list[Outcome | DivergenceError]:
 def _fused_size(group: Sequence[Job], shelf: setup.Shelf, notice: setup.Notice, fuse: Fuse) -> int:
     """How many of a group to train at once: 1 where the device gains nothing, else as many as its memory holds."""
     r = prepare(group[0].cfg, shelf, lambda text: None)
-    members = min(len(group), _most_that_fit(r))
+    members = _most_that_fit(r, len(group))
     if members < 2:
         notice(f"{len(group)} jobs run one after another: memory holds one at a time.")
         return 1
@@ -176,10 +176,11 @@ def _fused_size(group: Sequence[Job], shelf: setup.Shelf, notice: setup.Notice, 
     return -(-len(group) // programs)
 
 
-def _most_that_fit(r: Run) -> int:
-    """By the plan's count: the weights once, everything else for each."""
-    parts, (_, limit) = memory.estimate(shapes(r.cfg, r.task.prompt_width)), card()
-    return int((USABLE * limit - parts["weights"]) / (parts["peak"] - parts["weights"]))
+def _most_that_fit(r: Run, wanted: int) -> int:
+    """How many of so many jobs the device's memory holds at once, by the plan's count."""
+    planned, (_, limit) = shapes(r.cfg, r.task.prompt_width), card()
+    fitting = (n for n in range(wanted, 1, -1) if memory.peak_of_several(planned, n) <= USABLE * limit)
+    return next(fitting, 1)
 
 
 def cost_of_many(r: Run, members: int) -> float:

@@ -21,6 +21,7 @@ from agent_tunix.workflows.memory import (
     estimate,
     held_weights,
     largest_micro_batch,
+    peak_of_several,
 )
 
 MODELS = Path(__file__).parents[3] / "conf" / "model"
@@ -53,6 +54,12 @@ def shapes(size="270m", P=4, G=4, S=256, C=512, micro=4, rank=32) -> Shapes:
 @pytest.mark.parametrize(("size", "P", "G", "S", "C", "micro", "rank", "peak"), MEASURED)
 def test_the_estimate_is_within_fifteen_percent_of_what_the_device_reported(size, P, G, S, C, micro, rank, peak):
     assert estimate(shapes(size, P, G, S, C, micro, rank))["peak"] == pytest.approx(peak, rel=0.15)
+
+
+def test_several_policies_share_all_but_their_rows_and_adapters():
+    """Eight policies took 9.10 GB in reference and update: benchmarks/2026-11-15-decode.md."""
+    assert peak_of_several(shapes(), 1) == estimate(shapes())["peak"]
+    assert peak_of_several(shapes(), 8) == pytest.approx(9.10, rel=0.15)
 
 
 @pytest.mark.parametrize(("size", "millions"), [("270m", 268.1), ("1b", 999.9), ("4b", 3880.3)])
