@@ -18,8 +18,10 @@ from agent_tunix.config.schema import Config
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.guard import Interruption, Progress
 from agent_tunix.engine.metrics import Record, RunFolder
-from agent_tunix.engine.population import alone
+from agent_tunix.engine.population import Conversation, Foresight, alone
+from agent_tunix.types import TrainState
 from agent_tunix.workflows import setup
+from agent_tunix.workflows.gather import Run, foreseen
 from agent_tunix.workflows.train import Desk, prepare, train_loop
 
 
@@ -70,6 +72,11 @@ def configuration(race: Race) -> Config:
     return validate(container, Config)
 
 
+def steps(run: Run, state: TrainState, desk: Desk) -> Conversation[None]:
+    yield Foresight(foreseen(run, state))
+    yield from train_loop(run, state, Progress(), desk)
+
+
 def main() -> None:
     race = Race.given()
     setup.start_device()
@@ -90,7 +97,7 @@ def main() -> None:
             rollbacks=[],
             warned=set(),
         )
-        alone(train_loop(run, state, Progress(), desk))
+        alone(steps(run, state, desk))
 
 
 if __name__ == "__main__":

@@ -171,7 +171,7 @@ def test_jobs_are_grouped_by_the_program_they_need():
     assert [[int(job.folder.name) for job in group] for group in found] == [[0, 1, 3, 8], [2], [4], [5], [6], [7]]
 
 
-@pytest.mark.parametrize(("gigabytes", "sizes"), [(1000.0, [4]), (0.06, [2, 2]), (0.03, [1, 1, 1, 1])])
+@pytest.mark.parametrize(("gigabytes", "sizes"), [(1000.0, [4]), (0.03, [2, 2]), (0.02, [1, 1, 1, 1])])
 def test_a_group_is_cut_to_what_memory_holds(monkeypatch, gigabytes, sizes):
     monkeypatch.setattr(sweep, "card", lambda: ("a card", gigabytes))
     group, said = jobs(*([f"seed={seed}"] for seed in range(4))), []

@@ -8,15 +8,19 @@ follow from its own seed and position, and what happens to another run is not se
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections import Counter
 from collections.abc import Generator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
 from jax.typing import ArrayLike
 
 from agent_tunix.algorithm.optimizers import Hyperparameters
+from agent_tunix.engine import ahead
+from agent_tunix.engine.ahead import Program
 from agent_tunix.engine.batch import widened
 from agent_tunix.engine.rollout import Draw, Sampling, sample
 from agent_tunix.engine.update import UpdateStats, reference_logprobs, update, update_together
@@ -24,11 +28,27 @@ from agent_tunix.errors import DivergenceError
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters
 from agent_tunix.models.mesh import on_mesh_of
-from agent_tunix.types import Batch, Rollouts, TrainState
+from agent_tunix.types import Batch, TrainState
+
+
+class DeviceRequest(abc.ABC):
+    """Asks for a call of a program over the weights; of several runs by one call."""
+
+    weights: Weights
+
+    @staticmethod
+    @abc.abstractmethod
+    def program(requests: Sequence[Any]) -> Program:
+        """The call that serves all of them."""
+
+    @classmethod
+    def answer(cls, requests: Sequence[Any]) -> Sequence[Any]:
+        with on_mesh_of(requests[0].weights):
+            return ahead.run(cls.program(requests))
 
 
 @dataclasses.dataclass(frozen=True)
-class Sample:
+class Sample(DeviceRequest):
     """Asks for completions of a policy's prompts, as `Rollouts`."""
 
     weights: Weights
@@ -41,14 +61,14 @@ class Sample:
         return Sample, self.arch, self.sampling
 
     @staticmethod
-    def answer(requests: Sequence[Sample]) -> Sequence[Rollouts]:
+    def program(requests: Sequence[Sample]) -> Program:
         first = requests[0]
-        with on_mesh_of(first.weights):
-            return sample(first.weights, tuple(r.draw for r in requests), arch=first.arch, sampling=first.sampling)
+        static = {"arch": first.arch, "sampling": first.sampling}
+        return Program(sample, (first.weights, tuple(r.draw for r in requests)), static)
 
 
 @dataclasses.dataclass(frozen=True)
-class Reference:
+class Reference(DeviceRequest):
     """Asks for the log-probabilities of a batch's completions under the reference policy."""
 
     weights: Weights
@@ -63,19 +83,21 @@ class Reference:
         return Reference, self.arch, self.micro_batches
 
     @staticmethod
-    def answer(requests: Sequence[Reference]) -> Sequence[jax.Array]:
+    def program(requests: Sequence[Reference]) -> Program:
         first = requests[0]
-        batches = widened([r.batch for r in requests])
         temperatures = tuple(r.temperature for r in requests)
-        static = {"arch": first.arch, "micro_batches": first.micro_batches}
-        with on_mesh_of(first.weights):
-            found = reference_logprobs(batches, first.weights, first.adapters, temperatures, **static)
+        arguments = (widened([r.batch for r in requests]), first.weights, first.adapters, temperatures)
+        return Program(reference_logprobs, arguments, {"arch": first.arch, "micro_batches": first.micro_batches})
+
+    @classmethod
+    def answer(cls, requests: Sequence[Reference]) -> Sequence[jax.Array]:
         widths = [r.batch.tokens_BC.shape[1] for r in requests]
+        found = super().answer(requests)
         return [logprobs_BC[:, :width] for logprobs_BC, width in zip(found, widths, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)
-class Update:
+class Update(DeviceRequest):
     """Asks for one optimizer update, as the new state and its statistics; the old state is used up."""
 
     state: TrainState
@@ -92,18 +114,35 @@ class Update:
         return Update, self.arch, self.micro_batches, self.optimizer
 
     @staticmethod
-    def answer(requests: Sequence[Update]) -> Sequence[tuple[TrainState, UpdateStats]]:
+    def program(requests: Sequence[Update]) -> Program:
         first = requests[0]
         static = {"arch": first.arch, "micro_batches": first.micro_batches, "optimizer": first.optimizer}
-        with on_mesh_of(first.weights):
-            if len(requests) == 1:
-                return [update(first.state, first.batch, first.weights, first.h, first.max_kl, **static)]
-            batches = widened([r.batch for r in requests])
-            states, hs, max_kls = zip(*((r.state, r.h, r.max_kl) for r in requests), strict=True)
-            return update_together(states, batches, first.weights, hs, max_kls, **static)
+        if len(requests) == 1:
+            return Program(update, (first.state, first.batch, first.weights, first.h, first.max_kl), static)
+        states, hs, max_kls = zip(*((r.state, r.h, r.max_kl) for r in requests), strict=True)
+        return Program(update_together, (states, widened([r.batch for r in requests]), first.weights, hs, max_kls), static)
+
+    @classmethod
+    def answer(cls, requests: Sequence[Update]) -> Sequence[tuple[TrainState, UpdateStats]]:
+        found = super().answer(requests)
+        return [found] if len(requests) == 1 else found  # type: ignore[list-item]
 
 
-Request = Sample | Reference | Update
+@dataclasses.dataclass(frozen=True)
+class Foresight:
+    """Tells what a run will ask for before long, by the shapes alone; there is no answer to wait for."""
+
+    requests: tuple[DeviceRequest, ...]
+    kind = ("foresight",)
+
+    @staticmethod
+    def answer(foresights: Sequence[Foresight]) -> Sequence[None]:
+        for requests in zip(*(f.requests for f in foresights), strict=True):
+            ahead.begin(requests[0].program(requests), partial(on_mesh_of, requests[0].weights))
+        return [None] * len(foresights)
+
+
+Request = Sample | Reference | Update | Foresight
 Result = TypeVar("Result")
 Conversation = Generator[Request, Any, Result]
 

@@ -95,6 +95,11 @@ def lay_rows(rows: Callable[[slice], np.ndarray], shape: tuple[int, ...], mesh: 
     return jax.make_array_from_callback(shape, where, lambda index: rows(typing.cast(Any, index)[0]))
 
 
+def rows_to_come(shape: tuple[int, ...], dtype: Any, mesh: Mesh) -> Any:
+    """The shape and place of an array of a batch that is yet to be made."""
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, fitting(("fsdp",), shape, mesh.shape)))
+
+
 def abstract(make: Callable[[], Tree], arch: Architecture, mesh: Mesh) -> Tree:
     """The shapes and places of what a function makes, without making it."""
     shapes = jax.eval_shape(make)

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from agent_tunix.config.schema import Config
 from agent_tunix.engine import processes
 from agent_tunix.engine.batch import bucket, score, trim, unscored, with_advantages
 from agent_tunix.engine.metrics import Clock, Record, reward_record, sample_records
-from agent_tunix.engine.population import Conversation, Reference, Sample
+from agent_tunix.engine.population import Conversation, Reference, Sample, Update
 from agent_tunix.engine.rng import Purpose, step_key
 from agent_tunix.engine.rollout import Draw, Sampling
 from agent_tunix.errors import UserError
 from agent_tunix.models.lora import Adapters, policy
-from agent_tunix.models.mesh import lay_rows, mesh_of
+from agent_tunix.models.mesh import lay_rows, mesh_of, rows_to_come
 from agent_tunix.models.tokenizer import Tokenizer
 from agent_tunix.tasks.datasets import Example, Stream, right_pad
 from agent_tunix.tasks.prompts import demonstration
 from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.types import Batch, Prompts, TrainState
 from agent_tunix.workflows import setup
-from agent_tunix.workflows.plan import Plan
+from agent_tunix.workflows.plan import Plan, hyperparameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +84,7 @@ def _rollouts(
     mesh = mesh_of(r.model.weights)
     batch = unscored(prompts, rollouts, mesh)
     if r.cfg.grpo.beta > 0:  # beta 0 costs no pass; the device makes it while the host reads and scores the completions
-        temperature = r.cfg.generation.temperature
-        logprobs_BC = yield Reference(r.model.weights, r.reference, batch, temperature, r.model.arch, r.micro_batches)
+        logprobs_BC = yield reference_of(r, batch)
         batch = dataclasses.replace(batch, reference_logprobs_BC=logprobs_BC)
     texts = {row: r.model.tokenizer.decode(own.tolist()) for row, own in ids.items()}
     shuffle_key = r.key(index, Purpose.SHUFFLE) if r.cfg.grpo.shuffle_advantages else None
@@ -91,6 +92,36 @@ def _rollouts(
     clock.lap("time/reward")
     samples = sample_records(examples[0], scored) if processes.first() else []
     return Gathered(with_advantages(batch, scored, mesh), lengths_B, reward_record(scored, ended_B), samples)
+
+
+def reference_of(r: Run, batch: Batch) -> Reference:
+    temperature = r.cfg.generation.temperature
+    return Reference(r.model.weights, r.reference, batch, temperature, r.model.arch, r.micro_batches)
+
+
+def update_of(r: Run, state: TrainState, batch: Batch, rate_scale: float = 1.0) -> Update:
+    """The next update of a state; the guard may have scaled its rate down."""
+    h = hyperparameters(r.cfg, r.plan, int(state.step) + 1, rate_scale)
+    fixed = (r.model.arch, r.micro_batches, r.cfg.optimizer.optimizer_name)
+    return Update(state, batch, r.model.weights, h, r.cfg.training.max_kl, *fixed)
+
+
+def foreseen(r: Run, state: TrainState) -> tuple[Sample | Reference | Update, ...]:
+    """What a step will ask for if its completions are as long as can be; of runs that train adapters by GRPO."""
+    if r.cfg.training.method == "supervised" or r.cfg.model.lora_rank == 0:
+        return ()
+    to_come = partial(rows_to_come, mesh=mesh_of(r.model.weights))
+    ids_PS = to_come((r.cfg.training.prompts_per_step, r.task.prompt_width), jnp.int32)
+    B, C = ids_PS.shape[0] * r.sampling.num_generations, r.sampling.max_steps
+    prompts, numbers_BC = Prompts(ids_PS, ids_PS), to_come((B, C), jnp.float32)
+    batch = Batch(prompts, to_come((B, C), jnp.int32), to_come((B, C), bool), numbers_BC, None, to_come((B,), jnp.float32))
+    weights, adapters = policy(r.model.weights, state.trainable)
+    draw = Draw(adapters, prompts, r.key(0, Purpose.ROLLOUT), r.cfg.generation.temperature)
+    sample = Sample(weights, draw, r.model.arch, r.sampling)
+    if r.cfg.grpo.beta == 0:
+        return sample, update_of(r, state, batch)
+    with_reference = dataclasses.replace(batch, reference_logprobs_BC=numbers_BC)
+    return sample, reference_of(r, batch), update_of(r, state, with_reference)
 
 
 def _demonstrations(r: Run, examples: Sequence[Example], prompts: Prompts) -> Gathered:

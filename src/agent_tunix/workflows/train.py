@@ -21,7 +21,7 @@ from agent_tunix.engine import processes
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.guard import MAX_ROLLBACKS, Interruption, Progress, fault_of
 from agent_tunix.engine.metrics import Clock, Record, RunFolder, cost_record, run_folder, update_record
-from agent_tunix.engine.population import Conversation, Update, alone
+from agent_tunix.engine.population import Conversation, Foresight, alone
 from agent_tunix.engine.rng import Purpose
 from agent_tunix.engine.update import evaluation_trainable
 from agent_tunix.errors import DivergenceError
@@ -33,8 +33,8 @@ from agent_tunix.workflows.closing import remedy, summarise, validations
 from agent_tunix.workflows.diagnosis.examination import early_warnings
 from agent_tunix.workflows.display import Bars, Display, print_summary
 from agent_tunix.workflows.evaluate import complete, grade
-from agent_tunix.workflows.gather import Run, gather, with_demonstrations
-from agent_tunix.workflows.plan import hyperparameters, make_plan
+from agent_tunix.workflows.gather import Run, foreseen, gather, update_of, with_demonstrations
+from agent_tunix.workflows.plan import make_plan
 from agent_tunix.workflows.report.page import report_on
 
 SAMPLES_SHOWN = 3
@@ -112,6 +112,7 @@ def training(
     desk = Desk(folder, checkpoints, display, interruption, pause, list(progress.rollbacks), set())
     status, after = "failed", []
     try:
+        yield Foresight(foreseen(r, state))
         before = yield from evaluate_policy(r, fresh, desk)
         state, progress = yield from train_loop(r, state, progress, desk)
         checkpoints.save(state, progress)
@@ -165,11 +166,9 @@ def train_batch(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Co
         gathered = yield from gather(r, state, progress.position, clock)
     except DivergenceError as fault:
         return _passed_over(state, r.plan.iterations), str(fault)
-    max_kl, fault_seen = r.cfg.training.max_kl, None
-    fixed = (r.model.arch, r.micro_batches, r.cfg.optimizer.optimizer_name)
+    fault_seen = None
     for iteration in range(r.plan.iterations):
-        h = hyperparameters(r.cfg, r.plan, int(state.step) + 1, progress.rate_scale)
-        state, stats = yield Update(state, gathered.batch, r.model.weights, h, max_kl, *fixed)
+        state, stats = yield update_of(r, state, gathered.batch, progress.rate_scale)
         if iteration == 0:  # later, the policy has moved away from the one that sampled
             mismatch_kl = float(stats.loss.mismatch_kl)
         record = update_record(int(state.step), stats) | gathered.record | {"mismatch/kl": mismatch_kl}
@@ -177,7 +176,7 @@ def train_batch(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Co
         record |= cost_record(gathered.lengths_B, clock)
         desk.folder.metrics(record)
         desk.display.step(record)
-        fault_seen = fault_seen or fault_of(stats, max_kl)
+        fault_seen = fault_seen or fault_of(stats, r.cfg.training.max_kl)
     desk.folder.samples({"step": int(state.step)} | sample for sample in gathered.samples)
     return state, fault_seen
 

@@ -1,4 +1,4 @@
-"""A batch of completions, asked for as a run does and answered by hand: no program is compiled."""
+"""What a run asks for to make a batch, and what it foresees that it will ask for."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hydra import compose, initialize_config_dir
 
 from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
+from agent_tunix.engine import ahead
 from agent_tunix.engine.metrics import Clock
-from agent_tunix.engine.population import Reference, Sample
+from agent_tunix.engine.population import Foresight, Reference, Sample, together
 from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.types import Rollouts
 from agent_tunix.workflows import setup
-from agent_tunix.workflows.gather import gather
+from agent_tunix.workflows.gather import Run, foreseen, gather, update_of
 from agent_tunix.workflows.train import prepare
 
 PROMPTS, GENERATIONS, STEPS = 2, 2, 8
@@ -35,13 +37,17 @@ class Watched(Scorer):
         return {"second": np.tile(np.float32([0, 1]), PROMPTS)}
 
 
-def conversation(scorer: Scorer, *overrides: str):
+def prepared(*overrides: str) -> Run:
     small = f"training.micro_batch_size={PROMPTS}", f"grpo.num_generations={GENERATIONS}"
     short = f"generation.max_generation_steps={STEPS}"
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         cfg = validate(compose("config", ["+experiment=quick_test", *small, short, *overrides]), Config)
-    run = dataclasses.replace(prepare(cfg, setup.Shelf(), lambda text: None), scorer=scorer)
-    return gather(run, setup.new_state(cfg, run.model), 0, Clock())
+    return prepare(cfg, setup.Shelf(), lambda text: None)
+
+
+def conversation(scorer: Scorer, *overrides: str):
+    run = dataclasses.replace(prepared(*overrides), scorer=scorer)
+    return gather(run, setup.new_state(run.cfg, run.model), 0, Clock())
 
 
 def rollouts() -> Rollouts:
@@ -68,6 +74,27 @@ def test_without_kl_no_reference_is_asked_for():
     asking = conversation(Watched(), "grpo.beta=0")
     next(asking)
     assert _end(asking, rollouts()).batch.reference_logprobs_BC is None
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_step_asks_for_what_was_foreseen_and_for_nothing_else(members, monkeypatch):
+    """Every program that a step runs, of one run and of two at once, is one that was begun ahead."""
+    begun, ran = set(), set()
+    monkeypatch.setattr(ahead, "begin", lambda program, context: begun.add(program.signature()))
+    run_program = ahead.run
+    monkeypatch.setattr(ahead, "run", lambda program: ran.add(program.signature()) or run_program(program))
+    runs = [prepared("grpo.beta=0.1", "model.lora_module_path=q_proj", f"seed={seed}") for seed in range(members)]
+
+    def step(run: Run):
+        state = setup.new_state(run.cfg, run.model)
+        yield Foresight(foreseen(run, state))
+        gathered = yield from gather(run, state, 0, Clock())
+        state, _ = yield update_of(run, state, gathered.batch)
+        return int(state.step)
+
+    assert together([step(run) for run in runs]) == [1] * members
+    assert len(ran) == 3
+    assert ran == begun
 
 
 def _end(asking, answer):

@@ -1,0 +1,53 @@
+"""Programs that a run will need before long, compiled by threads while it does something else.
+
+A step of training needs three programs, and each takes longer to compile than the first evaluation takes to run. The host of
+a GPU or TPU has cores to spare for that. Where the device is the processor itself, compiling would take it from the run.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import jax
+
+_under_way: dict[Hashable, concurrent.futures.Future] = {}
+
+
+class Program(NamedTuple):
+    """A jitted function and a call of it. What is only to be compiled may have shapes in place of arrays."""
+
+    function: Any
+    arguments: tuple[Any, ...]
+    static: dict[str, Any]
+
+    def signature(self) -> Hashable:
+        """Equal for calls that the same compiled program serves."""
+        leaves, structure = jax.tree.flatten(self.arguments)
+        kinds = tuple((getattr(leaf, "shape", ()), str(getattr(leaf, "dtype", type(leaf)))) for leaf in leaves)
+        return self.function, structure, kinds, tuple(sorted(self.static.items(), key=lambda item: item[0]))
+
+    def compile(self, context: Callable[[], AbstractContextManager]) -> None:
+        with context():
+            self.function.lower(*self.arguments, **self.static).compile()
+
+
+def serves() -> bool:
+    return jax.default_backend() != "cpu" and jax.device_count() == 1
+
+
+def begin(program: Program, context: Callable[[], AbstractContextManager]) -> None:
+    """Has the program compiled, within a context, by a thread of its own; JAX remembers it for the call to come."""
+    if serves():
+        pool = concurrent.futures.ThreadPoolExecutor(1)
+        _under_way[program.signature()] = pool.submit(program.compile, context)
+        pool.shutdown(wait=False)
+
+
+def run(program: Program) -> Any:
+    """Calls a program, when it is compiled if that is under way; a fault of compiling comes up again in the call."""
+    if _under_way and (soon := _under_way.pop(program.signature(), None)):
+        concurrent.futures.wait([soon])
+    return program.function(*program.arguments, **program.static)
