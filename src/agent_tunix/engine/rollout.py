@@ -55,8 +55,9 @@ def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sam
     prompts = jax.tree.map(lambda *parts: cut(jnp.concatenate(parts), "fsdp"), *(draw.prompts for draw in draws))
     keys_K = jnp.stack([draw.key for draw in draws])
     G, C, K = sampling.num_generations, sampling.max_steps, len(draws)
-    hidden_PSD, prompt = gemma3.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
     B = G * len(prompts.tokens_PS)
+    weights, adapters = lora.merged_if_it_pays(weights, adapters, rows=B)
+    hidden_PSD, prompt = gemma3.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
     temperature_B1 = jnp.repeat(jnp.stack([jnp.asarray(draw.temperature, jnp.float32) for draw in draws]), B // K)[:, None]
     uniform_CB1 = jax.vmap(lambda step: _uniform(keys_K, step, B))(jnp.arange(C))
 

@@ -8,7 +8,8 @@ cuDNN's attention, which never writes them down (Dao et al., 2022, arXiv:2205.14
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -41,27 +42,41 @@ def _by_cudnn(q_BTHN, q_positions_BT, segments, window) -> jax.Array:
 
 
 def _by_scores(q_BTHN, q_positions_BT, segments, window) -> jax.Array:
-    B, T, H, N = q_BTHN.shape
+    """One softmax over all segments, whose scores are never laid side by side; divided by its sum at the end."""
     scores = [_scores(q_BTHN, q_positions_BT, keys, positions, window) for keys, _, positions in segments]
-    probs_BTHS = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1).astype(q_BTHN.dtype)
-    out_BTHN, start = jnp.zeros_like(q_BTHN), 0
-    for _, values, _ in segments:
-        rows, length, heads, _ = values.shape
-        share = probs_BTHS[..., start : start + length].reshape(rows, -1, heads, H // heads, length)
-        out_BTHN += jnp.einsum("btkrs,bskn->btkrn", share, values).reshape(B, T, H, N)
-        start += length
-    return out_BTHN
+    top_BTH = _over(jnp.maximum, (_by_query(s.max(axis=-1), q_BTHN) for s in scores))
+    top_BTH = jax.lax.stop_gradient(top_BTH)
+    shares = [jnp.exp(s - _by_key(top_BTH, keys)[..., None]) for s, (keys, _, _) in zip(scores, segments, strict=True)]
+    total_BTH = _over(jnp.add, (_by_query(share.sum(axis=-1), q_BTHN) for share in shares))
+    read = [
+        jnp.einsum("bktrs,bskn->bktrn", share.astype(q_BTHN.dtype), values)
+        for share, (_, values, _) in zip(shares, segments, strict=True)
+    ]
+    out_BTHN = _over(jnp.add, (_by_query(part, q_BTHN) for part in read))
+    return (out_BTHN / total_BTH[..., None]).astype(q_BTHN.dtype)
+
+
+def _over(combine: Callable[..., jax.Array], parts: Iterable[jax.Array]) -> jax.Array:
+    return functools.reduce(combine, parts)
 
 
 def _scores(q_BTHN, q_positions_BT, keys, positions, window) -> jax.Array:
-    """Masked float32 scores [B, T, H, S] against one segment."""
-    B, T, H, N = q_BTHN.shape
-    rows, length, heads, _ = keys.shape
-    q = q_BTHN.reshape(rows, -1, heads, H // heads, N)
-    scores = jnp.einsum("btkrn,bskn->btkrs", q, keys, preferred_element_type=jnp.float32)
-    seen = _seen(q_positions_BT.reshape(rows, -1), positions, window)
-    masked = jnp.where(seen[:, :, None, None, :], scores, jnp.finfo(jnp.float32).min)
-    return masked.reshape(B, T, H, length)
+    """Masked float32 scores against one segment: [its rows, K, queries of a row, queries of a key, S]."""
+    scores = jnp.einsum("bktrn,bskn->bktrs", _by_key(q_BTHN, keys), keys, preferred_element_type=jnp.float32)
+    seen = _seen(q_positions_BT.reshape(len(keys), -1), positions, window)
+    return jnp.where(seen[:, None, :, None, :], scores, jnp.finfo(jnp.float32).min)
+
+
+def _by_key(of_queries: jax.Array, keys: jax.Array) -> jax.Array:
+    """[B, T, H, ...] as [rows of the keys, K, queries of a row, queries of a key, ...]."""
+    rows, _, heads, _ = keys.shape
+    H, *rest = of_queries.shape[2:]
+    return of_queries.reshape(rows, -1, heads, H // heads, *rest).swapaxes(1, 2)
+
+
+def _by_query(by_key: jax.Array, q_BTHN: jax.Array) -> jax.Array:
+    """Back to [B, T, H, ...]."""
+    return by_key.swapaxes(1, 2).reshape(*q_BTHN.shape[:3], *by_key.shape[4:])
 
 
 def _seen(q_positions_BT, positions_BS, window) -> jax.Array:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from agent_tunix.models.attention import attend
-from agent_tunix.models.low_rank import low_rank
+from agent_tunix.models.low_rank import adapted
 from agent_tunix.models.mesh import cut
 from agent_tunix.models.quantisation import Matrix, dequantise
 from agent_tunix.types import pytree
@@ -144,10 +144,13 @@ def unembed(weights: Weights, hidden: jax.Array) -> jax.Array:
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """Zhang & Sennrich (2019) in float32, with Gemma's weight stored as a departure from one."""
-    x32 = x.astype(jnp.float32)
+    """Zhang & Sennrich (2019) in float32, with Gemma's weight stored as a departure from one.
+
+    Sequences and tokens are made one axis: a CPU sums over the last of [B, 1, D] ten times slower than over that of [B, D].
+    """
+    x32 = x.reshape(-1, *(size for size in x.shape[2:] if size > 1)).astype(jnp.float32)
     normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
-    return (normed * (1.0 + scale.astype(jnp.float32))).astype(x.dtype)
+    return (normed * (1.0 + scale.astype(jnp.float32))).astype(x.dtype).reshape(x.shape)
 
 
 def empty_segment(arch: Architecture, batch: int, slots: int, dtype: jnp.dtype) -> Segment:
@@ -172,15 +175,9 @@ def _cut(segment: Segment) -> Segment:
 
 
 def _project(x: jax.Array, weight: Matrix, lora: tuple[jax.Array, jax.Array] | None) -> jax.Array:
-    """x W, plus the low-rank x A B where the module has an adapter (Hu et al., 2021).
-
-    Several adapters stacked, [K, in, R], each serve their K-th share of the rows of x; the product with W is one for all.
-    """
-    y = x @ dequantise(weight, x.dtype)
-    if lora is None:
-        return y
-    members = lora[0].shape[:-2]
-    return y + low_rank(x.reshape(*members, -1, x.shape[-1]), *lora).reshape(y.shape)
+    """x W, plus the low-rank x A B where the module has an adapter (Hu et al., 2021)."""
+    w = dequantise(weight, x.dtype)
+    return x @ w if lora is None else adapted(x, w, *lora)
 
 
 def _heads(x: jax.Array, heads: int) -> jax.Array:
@@ -200,5 +197,7 @@ def rotations(arch: Architecture, positions: jax.Array) -> tuple[tuple[jax.Array
 
 
 def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+    """Halves (a, b) of every head become (a cos - b sin, b cos + a sin)."""
+    x32, half = x.astype(jnp.float32), x.shape[-1] // 2
+    cos, sin = jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
+    return (x32 * cos + jnp.roll(x32, half, axis=-1) * sin).astype(x.dtype)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from agent_tunix.models.gemma3 import Architecture, Weights
+from agent_tunix.models.low_rank import adding_pays
 from agent_tunix.types import pytree, static
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -73,6 +74,19 @@ def merge(weights: Weights, adapters: Adapters) -> Weights:
         delta = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
         merged[module] = (stored.astype(jnp.float32) + delta).astype(stored.dtype)
     return dataclasses.replace(weights, layers=dataclasses.replace(weights.layers, **merged))
+
+
+def merged_if_it_pays(weights: Weights, adapters: Adapters | None, rows: int) -> tuple[Weights, Adapters | None]:
+    """A policy that is to read so many rows again and again: merged, if adding its adapters paid each time.
+
+    Matrices of which that is true are small beside what such rows leave in the cache, so the copy is no burden.
+    """
+    if adapters is None or next(iter(adapters.a.values())).ndim > 3:
+        return weights, adapters
+    matrices = [getattr(weights.layers, module) for module in adapters.a]
+    if all(isinstance(matrix, jax.Array) and adding_pays(rows, matrix) for matrix in matrices):
+        return merge(weights, adapters), None
+    return weights, adapters
 
 
 def huggingface_name(layer: int, module: str) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -14,10 +15,13 @@ from agent_tunix.models.lora import (
     Adapters,
     huggingface_name,
     init_adapters,
+    merged_if_it_pays,
     module_shape,
     policy,
     select_modules,
+    stack,
 )
+from agent_tunix.models.quantisation import Quantised
 
 
 @partial(jax.jit, static_argnames="arch")
@@ -58,6 +62,27 @@ def test_adapters_equal_the_base_with_their_product_added(weights, adapters, arc
     want = hidden(type(weights)(weights.embed_VD, layers, weights.final_norm_D), None, arch, prompts)
     seen = np.asarray(prompts.positions_PS) >= 0
     np.testing.assert_allclose(hidden(weights, adapters, arch, prompts)[seen], want[seen], rtol=1e-3, atol=2e-5)
+
+
+def test_a_policy_that_reads_many_rows_is_merged_and_is_the_same_policy(weights, adapters, arch, prompts):
+    merged, nothing = merged_if_it_pays(weights, adapters, rows=1000)
+    assert nothing is None
+    want, got = hidden(weights, adapters, arch, prompts), hidden(merged, None, arch, prompts)
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=2e-5)
+
+
+def test_what_reads_few_rows_or_is_several_policies_or_is_quantised_stays_apart(weights, adapters):
+    matrices = {module: Quantised(jnp.zeros(1), jnp.zeros(1)) for module in ATTENTION + FEED_FORWARD}
+    quantised = dataclasses.replace(weights, layers=dataclasses.replace(weights.layers, **matrices))
+    for base, policy_, rows in [
+        (weights, adapters, 1),
+        (weights, stack([adapters, adapters]), 1000),
+        (quantised, adapters, 1000),
+        (weights, None, 1000),
+    ]:
+        found = merged_if_it_pays(base, policy_, rows)
+        assert found[0] is base
+        assert found[1] is policy_
 
 
 def test_every_module_of_every_layer_has_its_adapter_in_the_forward_pass(weights, adapters, arch, prompts):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agent_tunix.models.low_rank import low_rank
+from agent_tunix.models.low_rank import adapted, adding_pays, low_rank
 
 
 def arrays(members, dtype=jnp.float32):
@@ -35,3 +35,26 @@ def test_gradients_of_the_adapter_keep_its_precision_whatever_that_of_the_rows()
     assert (y.dtype, dx.dtype) == (jnp.bfloat16, jnp.bfloat16)
     assert (da.dtype, db.dtype) == (jnp.float32, jnp.float32)
     assert (db != db.astype(jnp.bfloat16).astype(jnp.float32)).any()
+
+
+@pytest.mark.parametrize("members", [(), (2,)], ids=["one adapter", "several stacked"])
+@pytest.mark.parametrize("rows", [2, 40], ids=["apart", "added to the matrix"])
+def test_an_adapted_matrix_has_the_value_and_gradients_of_automatic_differentiation(members, rows):
+    rng = np.random.default_rng(1)
+    shapes = ((*members, rows, 6), (6, 5), (*members, 6, 3), (*members, 3, 5), (*members, rows, 5))
+    x, w, a, b, dy = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
+    assert adding_pays(rows, w) == (rows == 40)
+
+    def plain(x, w, a, b):
+        return ((x @ w + x @ a @ b) * dy).sum()
+
+    def ours(x, w, a, b):
+        return (adapted(x, w, a, b) * dy).sum()
+
+    want, got = (jax.value_and_grad(f, (0, 1, 2, 3))(x, w, a, b) for f in (plain, ours))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), got, want)
+
+
+def test_a_matrix_in_bfloat16_is_never_added_to():
+    assert adding_pays(1000, jnp.zeros((4, 4)))
+    assert not adding_pays(1000, jnp.zeros((4, 4), jnp.bfloat16))
