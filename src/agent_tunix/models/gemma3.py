@@ -148,7 +148,7 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
 
     Sequences and tokens are made one axis: a CPU sums over the last of [B, 1, D] ten times slower than over that of [B, D].
     """
-    x32 = x.reshape(-1, *(size for size in x.shape[2:] if size > 1)).astype(jnp.float32)
+    x32 = x.reshape(-1, *(size for size in x.shape[2:-1] if size > 1), x.shape[-1]).astype(jnp.float32)
     normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
     return (normed * (1.0 + scale.astype(jnp.float32))).astype(x.dtype).reshape(x.shape)
 

@@ -155,7 +155,7 @@ def test_every_sixth_layer_of_a_real_model_is_global(arch):
 
 
 def test_norms_and_logits_of_a_bfloat16_model_are_made_in_float32(weights, read):
-    small = jnp.full((1, 1, 4), 1e-3, jnp.bfloat16)
+    small = jnp.full((1, 4), 1e-3, jnp.bfloat16)
     normed = gemma3.rms_norm(small, jnp.zeros(4, jnp.bfloat16), 1e-12)
     assert normed.dtype == jnp.bfloat16
     np.testing.assert_allclose(normed.astype(jnp.float32), 1.0, rtol=1e-2)
