@@ -107,10 +107,11 @@ def update_of(r: Run, state: TrainState, batch: Batch, rate_scale: float = 1.0) 
 
 
 def foreseen(r: Run, state: TrainState) -> tuple[Sample | Reference | Update, ...]:
-    """What a step will ask for if its completions are as long as can be; of runs that train adapters by GRPO."""
-    if r.cfg.training.method == "supervised" or r.cfg.model.lora_rank == 0:
+    """What a step on one device will ask for, if it trains adapters by GRPO and its completions are as long as can be."""
+    mesh = mesh_of(r.model.weights)
+    if r.cfg.training.method == "supervised" or r.cfg.model.lora_rank == 0 or mesh.size > 1:
         return ()
-    to_come = partial(rows_to_come, mesh=mesh_of(r.model.weights))
+    to_come = partial(rows_to_come, mesh=mesh)
     ids_PS = to_come((r.cfg.training.prompts_per_step, r.task.prompt_width), jnp.int32)
     B, C = ids_PS.shape[0] * r.sampling.num_generations, r.sampling.max_steps
     prompts, numbers_BC = Prompts(ids_PS, ids_PS), to_come((B, C), jnp.float32)
