@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3Config, Gemm
 from agent_tunix.config.load import read_config, validate, write_config
 from agent_tunix.config.schema import Config, ExportConfig
 from agent_tunix.engine.checkpoint import Checkpoints
+from agent_tunix.engine.guard import Progress
 from agent_tunix.engine.rollout import Draw, sample
 from agent_tunix.engine.update import init_state
 from agent_tunix.models import gemma3
@@ -113,7 +114,7 @@ def test_peft_finds_the_text_part_of_a_multimodal_model(tmp_path, trained, golde
     run = tmp_path / "multimodal"
     run.mkdir()
     write_config(run / "config.yaml", cfg)
-    Checkpoints(run / "checkpoints", 1).save(init_state(adapters), 0)
+    Checkpoints(run / "checkpoints", 1).save(init_state(adapters), Progress())
     folder = export.run(asked(run), export.Console(quiet=True))
 
     tokens = np.random.default_rng(0).integers(3, 60, (2, 12))
