@@ -41,13 +41,14 @@ def serves() -> bool:
 def begin(program: Program, context: Callable[[], AbstractContextManager]) -> None:
     """Has the program compiled, within a context, by a thread of its own; JAX remembers it for the call to come."""
     if serves():
-        pool = concurrent.futures.ThreadPoolExecutor(1)
-        _under_way[program.signature()] = pool.submit(program.compile, context)
+        signature, pool = program.signature(), concurrent.futures.ThreadPoolExecutor(1)
+        _under_way[signature] = soon = pool.submit(program.compile, context)
+        soon.add_done_callback(lambda _: _under_way.pop(signature, None))
         pool.shutdown(wait=False)
 
 
 def run(program: Program) -> Any:
     """Calls a program, when it is compiled if that is under way; a fault of compiling comes up again in the call."""
-    if _under_way and (soon := _under_way.pop(program.signature(), None)):
+    if _under_way and (soon := _under_way.get(program.signature())):
         concurrent.futures.wait([soon])
     return program.function(*program.arguments, **program.static)

@@ -48,12 +48,12 @@ def score(
     return Scored(texts, values, rewards_PG, advantages_PG)
 
 
-def trim(rollouts: Rollouts) -> Rollouts:
-    """Completions cut to the bucket of the longest."""
-    longest = int(processes.whole(rollouts.mask_BC).sum(axis=1).max())
-    width = bucket(longest, rollouts.tokens_BC.shape[1])
+def trim(rollouts: Rollouts) -> tuple[Rollouts, np.ndarray]:
+    """Completions cut to the bucket of the longest, and the lengths of all."""
+    lengths_B = processes.whole(rollouts.mask_BC).sum(axis=1)
+    width = bucket(int(lengths_B.max()), rollouts.tokens_BC.shape[1])
     cut = (rollouts.tokens_BC[:, :width], rollouts.mask_BC[:, :width], rollouts.logprobs_BC[:, :width])
-    return Rollouts(*cut, rollouts.ended_B)
+    return Rollouts(*cut, rollouts.ended_B), lengths_B
 
 
 def unscored(prompts: Prompts, rollouts: Rollouts, mesh: Mesh) -> Batch:

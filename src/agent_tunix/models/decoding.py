@@ -2,9 +2,10 @@
 
 There are two ways. On any device, and on a mesh of several, `gemma3.forward` with a token as its sequence. On one NVIDIA
 GPU of the Hopper kind, where a step of that is mostly the launching of hundreds of small kernels, eight kernels a layer do
-the same, with layers unrolled and with weights and adapters laid out for them once a rollout. Both keep adapters apart from
-weights: what samples is what is trained, for one policy and for several over the same base. A quantised base is read by the
-first way: the kernels' layout of all its weights would be as large as the base that was not to be held.
+the same, with layers unrolled and with weights and adapters laid out for them once a rollout. Both read weights
+and adapters as the update does: what samples is what is trained, for one policy and for several over the same base. A
+quantised base is read by the first way: the kernels' layout of all its weights would be as large as the base that was not to
+be held.
 """
 
 from __future__ import annotations

@@ -76,10 +76,9 @@ def _rollouts(
 ) -> Conversation[Gathered]:
     weights, adapters = policy(r.model.weights, state.trainable)
     draw = Draw(adapters, prompts, r.key(index, Purpose.ROLLOUT), r.cfg.generation.temperature)
-    rollouts = trim((yield Sample(weights, draw, r.model.arch, r.sampling)))
+    rollouts, lengths_B = trim((yield Sample(weights, draw, r.model.arch, r.sampling)))
     # All that the host needs is fetched before the device is given more to do, behind which a copy would wait.
     ids, ended_B = processes.own_rows(rollouts.tokens_BC), processes.whole(rollouts.ended_B)
-    lengths_B = processes.whole(rollouts.mask_BC).sum(axis=1)
     clock.lap("time/rollout")
     mesh = mesh_of(r.model.weights)
     batch = unscored(prompts, rollouts, mesh)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import threading
+import time
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -35,25 +38,43 @@ def shape(*sizes: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, jnp.float32)
 
 
-def test_a_program_is_compiled_once_and_then_called(compiled):
-    @jax.jit
-    def doubled(x):
-        return 2 * x
+def times(factor: int):
+    """A program of its own for every test."""
 
+    @jax.jit
+    def scaled(x):
+        return factor * x
+
+    return scaled
+
+
+def test_a_program_is_compiled_once_and_then_called(compiled):
+    doubled = times(2)
     ahead.begin(Program(doubled, (shape(7),), {}), nullcontext)
     assert ahead.run(Program(doubled, (jnp.ones(7),), {})).sum() == 14
-    assert [count for name, count in compiled.items() if "doubled" in name] == [1]
-    assert not ahead._under_way
+    assert [count for name, count in compiled.items() if "scaled" in name] == [1]
 
 
-def test_a_call_of_another_shape_does_not_wait(compiled):
-    @jax.jit
-    def tripled(x):
-        return 3 * x
+def test_a_call_waits_for_its_own_program_and_for_no_other(compiled):
+    tripled, may_compile = times(3), threading.Event()
 
-    ahead.begin(Program(tripled, (shape(7),), {}), nullcontext)
+    @contextmanager
+    def held_up():
+        assert may_compile.wait(60)
+        yield
+
+    ahead.begin(Program(tripled, (shape(7),), {}), held_up)
     assert ahead.run(Program(tripled, (jnp.ones(5),), {})).sum() == 15
     assert len(ahead._under_way) == 1
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        call = pool.submit(ahead.run, Program(tripled, (jnp.ones(7),), {}))
+        assert not concurrent.futures.wait([call], timeout=0.5).done
+        may_compile.set()
+        assert call.result().sum() == 21
+    deadline = time.monotonic() + 60
+    while ahead._under_way:  # what is compiled is forgotten, a moment after its call
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_fault_comes_up_in_the_call(compiled):
