@@ -13,11 +13,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from tensorboardX import SummaryWriter
-from tensorboardX.proto.summary_pb2 import Summary
 
 from agent_tunix.engine import processes
 from agent_tunix.engine.batch import Scored
+from agent_tunix.engine.curves import CurveFile
 from agent_tunix.engine.update import UpdateStats
 from agent_tunix.tasks.datasets import Example
 
@@ -32,8 +31,7 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         if resumed_at is not None:
             self.rewind(resumed_at)
-        purge_step = None if resumed_at is None else resumed_at + 1  # the first that TensorBoard is to forget
-        self._tensorboard = SummaryWriter(str(path / "tensorboard"), purge_step=purge_step)
+        self._tensorboard = CurveFile(path / "tensorboard", None if resumed_at is None else resumed_at + 1)
 
     def metrics(self, record: Record) -> None:
         self._append("metrics.jsonl", [record])
@@ -66,10 +64,8 @@ class RunFolder:
             file.write("".join(_line(record) for record in records))
 
     def _curves(self, record: Mapping[str, Any], prefix: str) -> None:
-        """All numbers as one event: each one by itself takes a tenth of a millisecond, and a step has dozens."""
         numbers = {key: value for key, value in record.items() if key != "step" and isinstance(value, int | float)}
-        values = [Summary.Value(tag=prefix + key, simple_value=value) for key, value in numbers.items()]
-        self._tensorboard.file_writer.add_summary(Summary(value=values), record["step"])
+        self._tensorboard.add(record["step"], {prefix + key: value for key, value in numbers.items()})
 
 
 class NoFolder(RunFolder):

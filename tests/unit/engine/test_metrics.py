@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import json
-import struct
 from pathlib import Path
 
 import pytest
-from tensorboardX.proto.event_pb2 import Event
+from test_curves import events_in
 
 from agent_tunix.engine.metrics import RunFolder, peak_memory_gb, read_records
 
@@ -27,15 +26,9 @@ def test_records_come_back_as_they_were_written(tmp_path):
 
 
 def curves_in(folder: Path) -> dict[str, tuple[int, float]]:
-    """The last point of every curve, by TensorBoard's layout: length of 8 bytes, check of 4, an event, check of 4."""
-    (path,) = folder.iterdir()
-    data, found = path.read_bytes(), {}
-    while data:
-        (length,) = struct.unpack("<Q", data[:8])
-        event = Event.FromString(data[12 : 12 + length])
-        found |= {value.tag: (event.step, value.simple_value) for value in event.summary.value}
-        data = data[16 + length :]
-    return found
+    """The last point of every curve, in the order in which the files were begun."""
+    events = (event for path in sorted(folder.iterdir()) for event in events_in(path))
+    return {value.tag: (event.step, value.simple_value) for event in events for value in event.summary.value}
 
 
 def test_a_file_that_is_not_there_has_no_records(tmp_path):
@@ -52,9 +45,11 @@ def test_a_resumed_run_drops_later_steps_and_a_half_written_line(tmp_path):
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"step": 2, "te')
     resumed = RunFolder(tmp_path, resumed_at=2)
-    assert resumed._tensorboard.purge_step == 3, "TensorBoard drops this step and what follows"
     resumed.metrics({"step": 3, "text": "new"})
     resumed.close()
+    *_, newest = sorted((tmp_path / "tensorboard").iterdir())
+    starts = [event for event in events_in(newest) if event.HasField("session_log")]
+    assert [event.step for event in starts] == [3], "TensorBoard drops this step and what follows"
     assert read_records(tmp_path / "metrics.jsonl") == [
         {"step": 1, "text": "ü"},
         {"step": 2, "text": "ü"},
