@@ -41,7 +41,8 @@ def main() -> None:
     arch = setup.architecture(ModelSection.model_validate(section))
     if read_architecture(args.file, arch) != arch:
         raise SystemExit(f"{args.file} is not gemma3_270m")
-    model = setup.Model(load_weights(args.file, arch, jnp.float32), arch, load_tokenizer(args.file))
+    weights = load_weights(args.file, arch, jnp.float32)
+    model = setup.Model(arch, load_tokenizer(args.file), weights, lambda: weights)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(f"loaded in {time.perf_counter() - started:.1f} s, peak {peak:.2f} GB")
 

@@ -19,7 +19,6 @@ from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.guard import Interruption, Progress
 from agent_tunix.engine.metrics import Record, RunFolder
 from agent_tunix.engine.population import Conversation, Foresight, alone
-from agent_tunix.types import TrainState
 from agent_tunix.workflows import setup
 from agent_tunix.workflows.gather import Run, foreseen
 from agent_tunix.workflows.train import Desk, prepare, train_loop
@@ -72,9 +71,9 @@ def configuration(race: Race) -> Config:
     return validate(container, Config)
 
 
-def steps(run: Run, state: TrainState, desk: Desk) -> Conversation[None]:
-    yield Foresight(foreseen(run, state))
-    yield from train_loop(run, state, Progress(), desk)
+def steps(run: Run, desk: Desk) -> Conversation[None]:
+    yield Foresight(foreseen(run))
+    yield from train_loop(run, setup.new_state(run.cfg, run.model), Progress(), desk)
 
 
 def main() -> None:
@@ -85,7 +84,6 @@ def main() -> None:
     run = prepare(cfg, setup.Shelf(), watch.notice)
     never = dataclasses.replace(run.sampling, end_ids=(-1,))  # no token has this number
     run = dataclasses.replace(run, sampling=never)
-    state = setup.new_state(cfg, run.model)
     path = Path(race.folder) / "run"
     with Interruption() as interruption, contextlib.closing(RunFolder(path)) as folder:
         desk = Desk(
@@ -97,7 +95,7 @@ def main() -> None:
             rollbacks=[],
             warned=set(),
         )
-        alone(steps(run, state, desk))
+        alone(steps(run, desk))
 
 
 if __name__ == "__main__":

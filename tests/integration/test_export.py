@@ -47,7 +47,8 @@ def test_merged_completes_as_trained(command, trained, tmp_path):
     model = setup.load_model(cfg)
     adapters, _ = setup.load_trained(str(trained), cfg, model)
     arch = read_architecture(folder)
-    exported = setup.Model(load_weights(folder, arch, jnp.float32), arch, load_tokenizer(folder))
+    weights = load_weights(folder, arch, jnp.float32)
+    exported = setup.Model(arch, load_tokenizer(folder), weights, lambda: weights)
     assert arch == model.arch
 
     examples = setup.load_examples(cfg, "test", 16, model.tokenizer, print)

@@ -7,6 +7,7 @@ a GPU or TPU has cores to spare for that. Where the device is the processor itse
 from __future__ import annotations
 
 import concurrent.futures
+import threading
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 
 _under_way: dict[Hashable, concurrent.futures.Future] = {}
+_tracing = threading.Lock()  # threads share one Python: several that trace at once would all be late
 
 
 class Program(NamedTuple):
@@ -31,7 +33,9 @@ class Program(NamedTuple):
 
     def compile(self, context: Callable[[], AbstractContextManager]) -> None:
         with context():
-            self.function.lower(*self.arguments, **self.static).compile()
+            with _tracing:
+                lowered = self.function.lower(*self.arguments, **self.static)
+            lowered.compile()
 
 
 def serves() -> bool:

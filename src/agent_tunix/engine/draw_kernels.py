@@ -45,6 +45,7 @@ class _Cuts:
     width: int
 
 
+@partial(jax.jit, static_argnames=("k", "top_p", "pad_id", "interpret"))
 def draw(logits_BV, temperature_B1, uniform_B1, *, k: int, top_p: float, pad_id: int, interpret: bool = False):
     """A token a row, and its log-probability among all."""
     B, V = logits_BV.shape

@@ -141,6 +141,7 @@ def _softmax(q, keys_ref, values_ref, where, tiles, seen, state):
     return jax.lax.fori_loop(begin, end, add, state)
 
 
+@partial(jax.jit, static_argnames="interpret")
 def combine(parts_RZHN, logs_RZH, *, interpret):
     """Attention of its shares: [R, H * N]."""
     R, _, H, N = parts_RZHN.shape

@@ -3,6 +3,7 @@
 One token a sequence is little work on many bytes: what counts is how few kernels there are, and that each has its loads
 under way at once. A product takes its low-rank adapter along as more rows of the same operand. The sum over a split
 product, the residual and both norms around it are one kernel. Sizes of tiles are those that were fastest on an H200.
+Each is a function of its own to the compiler, so that one that all layers have in common is made once.
 
 Axes as in types.py, and: R rows, which are sequences, those of each policy filled up to whole tiles; E inputs and U outputs
 of a product; r rank, filled up to a power of two; M policies; Z shares of a split sum. Policies of few rows share tiles,
@@ -64,6 +65,7 @@ def row_tile(rows: int) -> int:
     return max(LEAST_TILE, min(LARGEST_TILE, 1 << (rows - 1).bit_length()))
 
 
+@partial(jax.jit, static_argnames=("eps", "interpret"))
 def norm(x_RD, delta_ZRD, post_D, pre_D, eps: float, interpret: bool) -> tuple[jax.Array, jax.Array]:
     """The residual stream after a block whose output is the sum of `delta`, and what the next block reads of it."""
     R, D = x_RD.shape
@@ -100,12 +102,14 @@ def _powers_of_two(width: int) -> list[tuple[int, int]]:
     return [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
 
 
+@partial(jax.jit, static_argnames=("tile", "interpret"))
 def product(h_RE, w: Product, tile: int, interpret: bool) -> jax.Array:
     """h W + (h A) B."""
     (y_RU,) = _product(h_RE, w, tile, 1, h_RE.dtype, interpret)
     return y_RU
 
 
+@partial(jax.jit, static_argnames=("tile", "interpret"))
 def split_product(h_RE, w: Product, tile: int, interpret: bool) -> jax.Array:
     """The same as a sum still to be taken over its first axis: [Z, R, U] in float32."""
     chunks = h_RE.shape[1] // _depth(h_RE, 2 * w.rank + tile)
@@ -183,6 +187,7 @@ def _stages(most: int, size: int, programs: int) -> int:
     return max(2, min(most, room // (2 * size)))
 
 
+@partial(jax.jit, static_argnames=("tile", "interpret"))
 def gated_product(h_RD, w: Product, tile: int, interpret: bool) -> jax.Array:
     """gelu(h gate) * (h up), where gate and up are the two parts of the product."""
     (R, D), (M, _, r), F = h_RD.shape, w.b_MUr.shape, w.parts[0]

@@ -100,9 +100,9 @@ def rows_to_come(shape: tuple[int, ...], dtype: Any, mesh: Mesh) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, fitting(("fsdp",), shape, mesh.shape)))
 
 
-def abstract(make: Callable[[], Tree], arch: Architecture, mesh: Mesh) -> Tree:
+def abstract(make: Callable[..., Tree], arch: Architecture, mesh: Mesh, *given: Any) -> Tree:
     """The shapes and places of what a function makes, without making it."""
-    shapes = jax.eval_shape(make)
+    shapes = jax.eval_shape(make, *given)
     return jax.tree.map(
         lambda array, where: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=where),
         shapes,

@@ -2,7 +2,7 @@
 
 Every tensor is read, put on its devices, on each the part that it is to hold, and written into its place in the stack, one
 after the other, so that no more than one ever exists twice, nor in full where matrices are to be quantised. What a
-checkpoint lacks, has too many of or has in a wrong shape is found before any is read.
+checkpoint lacks, has too many of or has in a wrong shape is found when it is opened, before any is read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from agent_tunix.models.gemma3 import Architecture, Layers, Weights
 from agent_tunix.models.gguf import GgufFile
 from agent_tunix.models.kaggle import OrbaxFolder, is_orbax
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, huggingface_name, module_shape
-from agent_tunix.models.mesh import lay, mesh_of_sizes, shardings, spec
+from agent_tunix.models.mesh import abstract, lay, make_in_place, mesh_of_sizes, spec
 from agent_tunix.models.quantisation import BaseDtype, Matrix, quantise, quantise_stack
 
 NAMED = 6  # tensors that a message lists before it only counts them
@@ -72,16 +72,27 @@ def load_weights(
     base_dtype: BaseDtype | None = None,
 ) -> Weights:
     """Reads every tensor of a checkpoint once, straight into the stacked layout on the mesh; without one, on one device."""
+    return open_weights(checkpoint, arch, dtype, mesh or mesh_of_sizes(), base_dtype)()
+
+
+def open_weights(
+    checkpoint: Path, arch: Architecture, dtype: jnp.dtype, mesh: Mesh, base_dtype: BaseDtype | None
+) -> Callable[[], Weights]:
+    """A checkpoint that has all tensors of its architecture; what is returned reads them."""
     tensors = _open(checkpoint)
     expected = tensor_shapes(arch)
     _check(checkpoint, tensors.shapes, expected)
-    with _progress(f"loading {checkpoint.name}", len(expected)) as advance:
 
-        def tensor(name: str, _: tuple[int, ...]) -> np.ndarray:
-            advance()
-            return tensors.read(name, np.dtype(dtype))
+    def read() -> Weights:
+        with _progress(f"loading {checkpoint.name}", len(expected)) as advance:
 
-        return _assemble(arch, dtype, tensor, mesh or mesh_of_sizes(), base_dtype)
+            def tensor(name: str, _: tuple[int, ...]) -> np.ndarray:
+                advance()
+                return tensors.read(name, np.dtype(dtype))
+
+            return _assemble(arch, dtype, tensor, mesh, base_dtype)
+
+    return read
 
 
 def _open(checkpoint: Path) -> Tensors:
@@ -148,6 +159,23 @@ def _write(stack: Matrix, layer: int, tensor: jax.Array, base_dtype: BaseDtype |
     return jax.tree.map(put, stack, quantise(tensor.T, base_dtype) if base_dtype else tensor.T)
 
 
+def weight_shapes(arch: Architecture, dtype: jnp.dtype, mesh: Mesh, base_dtype: BaseDtype | None = None) -> Weights:
+    """The shapes of weights and their places on the mesh."""
+
+    def stacked(field: str) -> Any:
+        zeros = jnp.zeros((arch.num_layers, *_layer_shape(arch, field)), dtype)
+        return zeros if base_dtype is None or field in NORMS else quantise(zeros, base_dtype)
+
+    def blank() -> Weights:
+        return Weights(
+            layers=Layers(**{field: stacked(field) for field in STACKED}),
+            embed_VD=jnp.zeros((arch.vocab_size, arch.embed_dim), dtype),
+            final_norm_D=jnp.zeros(arch.embed_dim, dtype),
+        )
+
+    return abstract(blank, arch, mesh)
+
+
 def _assemble(
     arch: Architecture,
     dtype: jnp.dtype,
@@ -155,15 +183,18 @@ def _assemble(
     mesh: Mesh,
     base_dtype: BaseDtype | None,
 ) -> Weights:
-    def placed(field: str, name: str, shape: tuple[int, ...]) -> jax.Array:
-        sharding = NamedSharding(mesh, spec((field,), shape, arch, mesh.shape))
-        return lay(tensor(name, shape).astype(dtype), sharding)
+    shapes = weight_shapes(arch, dtype, mesh, base_dtype)
+    empty = make_in_place(lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes.layers), arch, mesh)
+
+    def placed(field: str, name: str) -> jax.Array:
+        like = getattr(shapes, field)
+        return lay(tensor(name, like.shape).astype(dtype), like.sharding)
 
     def stacked(field: str) -> Any:
         shape, held_as = (arch.num_layers, *_layer_shape(arch, field)), None if field in NORMS else base_dtype
         cuts = (*spec((field,), shape, arch, mesh.shape), *[None] * len(shape))[1 : len(shape)]
         part = NamedSharding(mesh, PartitionSpec(*reversed(cuts)))
-        stack = _empty(field, jax.ShapeDtypeStruct(shape, dtype), arch, mesh, held_as)
+        stack = getattr(empty, field)
         for layer in range(arch.num_layers):
             one = lay(tensor(tensor_name(field, layer), shape[:0:-1]), part)
             # Waiting keeps tensors that are read faster than they are written from piling up.
@@ -172,16 +203,9 @@ def _assemble(
 
     return Weights(
         layers=Layers(**{field: stacked(field) for field in STACKED}),
-        embed_VD=placed("embed_VD", EMBEDDING, (arch.vocab_size, arch.embed_dim)),
-        final_norm_D=placed("final_norm_D", FINAL_NORM, (arch.embed_dim,)),
+        embed_VD=placed("embed_VD", EMBEDDING),
+        final_norm_D=placed("final_norm_D", FINAL_NORM),
     )
-
-
-def _empty(field: str, like: jax.ShapeDtypeStruct, arch: Architecture, mesh: Mesh, base_dtype: BaseDtype | None) -> Matrix:
-    """Zeros in their place on the mesh, for a field that is to be held so."""
-    held = {field: jax.eval_shape(partial(quantise, base_dtype=base_dtype), like) if base_dtype else like}
-    where = shardings(held, arch, mesh)
-    return jax.tree.map(lambda array, place: jnp.zeros(array.shape, array.dtype, device=place), held, where)[field]
 
 
 def quantised(weights: Weights, base_dtype: BaseDtype) -> Weights:

@@ -29,7 +29,6 @@ from agent_tunix.engine.population import Conversation, Sample, alone
 from agent_tunix.engine.rng import Purpose, step_key
 from agent_tunix.engine.rollout import Draw, Sampling
 from agent_tunix.models.lora import Trainable, policy
-from agent_tunix.models.mesh import mesh_of
 from agent_tunix.tasks import answers, rewards
 from agent_tunix.tasks.datasets import Example, batches
 from agent_tunix.workflows import setup
@@ -48,7 +47,7 @@ def complete(
     """`num_generations` completions of every example."""
     weights, adapters = policy(model.weights, trainable) if trainable is not None else (model.weights, None)
     batch_size = min(batch_size, len(examples))
-    rows = batch_size + -batch_size % mesh_of(weights).shape["fsdp"]
+    rows = batch_size + -batch_size % model.mesh.shape["fsdp"]
     texts: list[list[str]] = []
     for index, batch in enumerate(batches(examples, batch_size)):
         full = batch + [batch[-1]] * (rows - len(batch))

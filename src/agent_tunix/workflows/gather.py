@@ -19,7 +19,7 @@ from agent_tunix.engine.rng import Purpose, step_key
 from agent_tunix.engine.rollout import Draw, Sampling
 from agent_tunix.errors import UserError
 from agent_tunix.models.lora import Adapters, policy
-from agent_tunix.models.mesh import lay_rows, mesh_of, rows_to_come
+from agent_tunix.models.mesh import lay_rows, rows_to_come
 from agent_tunix.models.tokenizer import Tokenizer
 from agent_tunix.tasks.datasets import Example, Stream, right_pad
 from agent_tunix.tasks.prompts import demonstration
@@ -80,7 +80,7 @@ def _rollouts(
     # All that the host needs is fetched before the device is given more to do, behind which a copy would wait.
     ids, ended_B = processes.own_rows(rollouts.tokens_BC), processes.whole(rollouts.ended_B)
     clock.lap("time/rollout")
-    mesh = mesh_of(r.model.weights)
+    mesh = r.model.mesh
     batch = unscored(prompts, rollouts, mesh)
     if r.cfg.grpo.beta > 0:  # beta 0 costs no pass; the device makes it while the host reads and scores the completions
         logprobs_BC = yield reference_of(r, batch)
@@ -98,30 +98,34 @@ def reference_of(r: Run, batch: Batch) -> Reference:
     return Reference(r.model.weights, r.reference, batch, temperature, r.model.arch, r.micro_batches)
 
 
-def update_of(r: Run, state: TrainState, batch: Batch, rate_scale: float = 1.0) -> Update:
-    """The next update of a state; the guard may have scaled its rate down."""
-    h = hyperparameters(r.cfg, r.plan, int(state.step) + 1, rate_scale)
+def update_of(r: Run, state: TrainState, batch: Batch, step: int, rate_scale: float = 1.0) -> Update:
+    """The update of a state that makes this step; the guard may have scaled its rate down."""
+    h = hyperparameters(r.cfg, r.plan, step, rate_scale)
     fixed = (r.model.arch, r.micro_batches, r.cfg.optimizer.optimizer_name)
     return Update(state, batch, r.model.weights, h, r.cfg.training.max_kl, *fixed)
 
 
-def foreseen(r: Run, state: TrainState) -> tuple[Sample | Reference | Update, ...]:
-    """What a step on one device will ask for, if it trains adapters by GRPO and its completions are as long as can be."""
-    mesh = mesh_of(r.model.weights)
-    if r.cfg.training.method == "supervised" or r.cfg.model.lora_rank == 0 or mesh.size > 1:
+def foreseen(r: Run) -> tuple[Sample | Reference | Update, ...]:
+    """What a step on one device will ask for, if it trains adapters by GRPO and its completions are as long as can be.
+
+    Known before any weight is read; what takes longest to compile comes first.
+    """
+    if r.cfg.training.method == "supervised" or r.cfg.model.lora_rank == 0 or r.model.mesh.size > 1:
         return ()
-    to_come = partial(rows_to_come, mesh=mesh)
+    r = dataclasses.replace(r, model=r.model.outline())
+    to_come = partial(rows_to_come, mesh=r.model.mesh)
     ids_PS = to_come((r.cfg.training.prompts_per_step, r.task.prompt_width), jnp.int32)
     B, C = ids_PS.shape[0] * r.sampling.num_generations, r.sampling.max_steps
     prompts, numbers_BC = Prompts(ids_PS, ids_PS), to_come((B, C), jnp.float32)
     batch = Batch(prompts, to_come((B, C), jnp.int32), to_come((B, C), bool), numbers_BC, None, to_come((B,), jnp.float32))
+    state = setup.state_shapes(r.cfg, r.model)
     weights, adapters = policy(r.model.weights, state.trainable)
-    draw = Draw(adapters, prompts, r.key(0, Purpose.ROLLOUT), r.cfg.generation.temperature)
+    draw = Draw(adapters, prompts, jax.eval_shape(r.key, 0, Purpose.ROLLOUT), r.cfg.generation.temperature)
     sample = Sample(weights, draw, r.model.arch, r.sampling)
     if r.cfg.grpo.beta == 0:
-        return sample, update_of(r, state, batch)
+        return update_of(r, state, batch, 1), sample
     with_reference = dataclasses.replace(batch, reference_logprobs_BC=numbers_BC)
-    return sample, reference_of(r, batch), update_of(r, state, with_reference)
+    return update_of(r, state, with_reference, 1), sample, reference_of(r, batch)
 
 
 def _demonstrations(r: Run, examples: Sequence[Example], prompts: Prompts) -> Gathered:
@@ -129,7 +133,7 @@ def _demonstrations(r: Run, examples: Sequence[Example], prompts: Prompts) -> Ga
     ids = [demonstration_ids(example, r.model.tokenizer) for example in examples]
     width = bucket(max(map(len, ids)), r.sampling.max_steps)
     padded = (*right_pad(ids, width, r.model.tokenizer.pad_id), np.ones(len(examples), np.float32))
-    tokens_BC, mask_BC, ones_B = (lay_rows(a.__getitem__, a.shape, mesh_of(r.model.weights)) for a in padded)
+    tokens_BC, mask_BC, ones_B = (lay_rows(a.__getitem__, a.shape, r.model.mesh) for a in padded)
     batch = Batch(prompts, tokens_BC, mask_BC, None, None, ones_B)
     shown = {"prompt": examples[0].question, "answer": examples[0].answer, "completion": r.model.tokenizer.decode(ids[0])}
     return Gathered(batch, np.array([len(own) for own in ids]), {}, [shown])

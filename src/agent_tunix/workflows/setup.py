@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from agent_tunix.models.lora import Adapters, Trainable, init_adapters, masters,
 from agent_tunix.models.mesh import abstract, lay_rows, make_in_place, make_mesh, mesh_of, mesh_of_sizes, place
 from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import Tokenizer, load_tokenizer
-from agent_tunix.models.weights import load_weights, quantised, read_architecture
+from agent_tunix.models.weights import open_weights, quantised, read_architecture, weight_shapes
 from agent_tunix.tasks.datasets import Example, arithmetic_rows, left_padded, tokenize
 from agent_tunix.tasks.tables import Row, RowFormat, read_rows
 from agent_tunix.types import Prompts, TrainState
@@ -39,11 +39,24 @@ ROWS_NAMED = 3
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A base model, ready to be sampled from."""
+    """A base model. Its weights are read when they are first asked for; what they will be is known before."""
 
-    weights: Weights
     arch: Architecture
     tokenizer: Tokenizer
+    shapes: Weights
+    read: Callable[[], Weights]
+
+    @cached_property
+    def weights(self) -> Weights:
+        return self.read()
+
+    @property
+    def mesh(self) -> Mesh:
+        return mesh_of(self.shapes)
+
+    def outline(self) -> Model:
+        """The same with shapes in the place of weights, for programs that are only to be compiled."""
+        return dataclasses.replace(self, read=lambda: self.shapes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +94,7 @@ def start_device() -> None:
     """Keeps compiled programs in the user's cache folder, so that only the first run of a kind compiles."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "agent-tunix" / "compiled"
     jax.config.update("jax_compilation_cache_dir", str(cache))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def saved_config(folder: str, key: str) -> Config:
@@ -99,20 +112,24 @@ def load_model(cfg: Config, mesh: Mesh | None = None) -> Model:
     """
     mesh = mesh or make_mesh(cfg.model, cfg.training.micro_batch_size)
     if (begun := cfg.training.init_from) is None:
-        return _load_checkpoint(cfg.model, mesh)
+        return _open_checkpoint(cfg.model, mesh)
     earlier = saved_config(begun, "training.init_from")
     changes = 0 in (cfg.model.lora_rank, earlier.model.lora_rank)
     base = load_model(held_in(earlier, cfg.model.dtype, None if changes else cfg.model.base_dtype), mesh)
     _check_architecture(cfg.model, base.arch, f"training.init_from={begun}")
     if not changes:
         return base
-    learnt, _ = load_trained(begun, earlier, base)
-    if isinstance(learnt, Adapters):
-        weights = merge(base.weights, learnt)
-    else:
-        weights = jax.tree.map(lambda new, old: new.astype(old.dtype), learnt, base.weights)
-    weights = quantised(weights, cfg.model.base_dtype) if cfg.model.base_dtype else weights
-    return dataclasses.replace(base, weights=place(weights, base.arch, mesh))
+    dtype, base_dtype = jnp.dtype(cfg.model.dtype), cfg.model.base_dtype
+
+    def read() -> Weights:
+        learnt, _ = load_trained(begun, earlier, base)
+        if isinstance(learnt, Adapters):
+            weights = merge(base.weights, learnt)
+        else:
+            weights = jax.tree.map(lambda new, old: new.astype(old.dtype), learnt, base.weights)
+        return place(quantised(weights, base_dtype) if base_dtype else weights, base.arch, mesh)
+
+    return dataclasses.replace(base, shapes=weight_shapes(base.arch, dtype, mesh, base_dtype), read=read)
 
 
 def held_in(cfg: Config, dtype: str, base_dtype: str | None) -> Config:
@@ -129,12 +146,12 @@ def load_trained_model(trained: Config, notice: Notice) -> Model:
     return load_model(trained, mesh_of_sizes())
 
 
-def _load_checkpoint(section: ModelSection, mesh: Mesh) -> Model:
+def _open_checkpoint(section: ModelSection, mesh: Mesh) -> Model:
     checkpoint = find_checkpoint(section.weights)
     arch = read_architecture(checkpoint, architecture(section), section.model_family)
     _check_architecture(section, arch, f"model.weights={section.weights}")
-    tokenizer = load_tokenizer(checkpoint)
-    return Model(load_weights(checkpoint, arch, jnp.dtype(section.dtype), mesh, section.base_dtype), arch, tokenizer)
+    held = (arch, jnp.dtype(section.dtype), mesh, section.base_dtype)
+    return Model(arch, load_tokenizer(checkpoint), weight_shapes(*held), open_weights(checkpoint, *held))
 
 
 def architecture(section: ModelSection) -> Architecture:
@@ -162,14 +179,24 @@ def _check_architecture(section: ModelSection, found: Architecture, source: str)
 def new_state(cfg: Config, model: Model) -> TrainState:
     """The state before the first update, in its place on the mesh of the model."""
     begin = partial(init_state, optimizer=cfg.optimizer.optimizer_name)
-    return make_in_place(begin, model.arch, mesh_of(model.weights), new_trainable(cfg, model))
+    return make_in_place(begin, model.arch, model.mesh, new_trainable(cfg, model))
+
+
+def state_shapes(cfg: Config, model: Model) -> TrainState:
+    """The shapes of a state and their places."""
+
+    def like(weights: Weights) -> TrainState:
+        trainable = _fresh_adapters(cfg, model.arch) if cfg.model.lora_rank > 0 else masters(weights)
+        return init_state(trainable, cfg.optimizer.optimizer_name)
+
+    return abstract(like, model.arch, model.mesh, model.shapes)
 
 
 def new_trainable(cfg: Config, model: Model) -> Trainable:
     """What is trained, before the first update: fresh adapters, those of an earlier run, or all weights in float32."""
     if cfg.model.lora_rank == 0:
         return masters(model.weights)
-    fresh = make_in_place(partial(_fresh_adapters, cfg, model.arch), model.arch, mesh_of(model.weights))
+    fresh = make_in_place(partial(_fresh_adapters, cfg, model.arch), model.arch, model.mesh)
     learnt = earlier_adapters(cfg, model)
     if learnt is None:
         return fresh
@@ -194,14 +221,9 @@ def earlier_adapters(cfg: Config, model: Model) -> Adapters | None:
 
 def load_trained(folder: str, cfg: Config, model: Model, step: int | None = None) -> tuple[Trainable, int]:
     """What a run has learnt by a step (default: the last), and that step."""
-    optimizer = cfg.optimizer.optimizer_name
-
-    def like() -> TrainState:
-        return init_state(_fresh_adapters(cfg, model.arch) if cfg.model.lora_rank > 0 else masters(model.weights), optimizer)
-
     checkpoints = Checkpoints(Path(folder) / "checkpoints", cfg.training.max_checkpoints_to_keep)
-    state, _ = checkpoints.restore(abstract(like, model.arch, mesh_of(model.weights)), step)
-    return evaluation_trainable(state, optimizer), int(state.step)
+    state, _ = checkpoints.restore(state_shapes(cfg, model), step)
+    return evaluation_trainable(state, cfg.optimizer.optimizer_name), int(state.step)
 
 
 def _fresh_adapters(cfg: Config, arch: Architecture) -> Adapters:
@@ -277,7 +299,7 @@ def pad_prompts(examples: Sequence[Example], width: int, model: Model) -> Prompt
         def padded(rows: slice) -> np.ndarray:
             return left_padded([example.prompt_ids for example in examples[rows]], width, model.tokenizer.pad_id)[part]
 
-        return lay_rows(padded, (len(examples), width), mesh_of(model.weights))
+        return lay_rows(padded, (len(examples), width), model.mesh)
 
     return Prompts(laid(0), laid(1))
 

@@ -67,7 +67,7 @@ class Outcome:
 
 
 def prepare(cfg: Config, shelf: setup.Shelf, notice: setup.Notice, overrides: Sequence[str] = ()) -> Run:
-    """Loads what the run needs; whatever the user must mend is found here, before anything is written."""
+    """Opens what the run needs; whatever the user must mend is found here, before anything is written."""
     started = time.monotonic()
     model = shelf.model(cfg)
     scorer = Scorer(cfg.reward.functions, cfg.reward.weights)
@@ -101,8 +101,10 @@ def training(
 ) -> Conversation[Outcome]:
     """A run from its beginning, or from its last checkpoint, to its summary; a paused run is evaluated, and can go on."""
     cfg = r.cfg
-    processes.make_shared(path)
+    yield Foresight(foreseen(r))
     fresh = setup.new_state(cfg, r.model)
+    _ = r.model.weights  # are read now: a fault of theirs comes before anything is written
+    processes.make_shared(path)
     checkpoints = Checkpoints(path / "checkpoints", cfg.training.max_checkpoints_to_keep)
     state, progress = checkpoints.restore(fresh) if checkpoints.steps() else (fresh, Progress())
     folder = run_folder(path, int(state.step))
@@ -112,7 +114,6 @@ def training(
     desk = Desk(folder, checkpoints, display, interruption, pause, list(progress.rollbacks), set())
     status, after = "failed", []
     try:
-        yield Foresight(foreseen(r, state))
         before = yield from evaluate_policy(r, fresh, desk)
         state, progress = yield from train_loop(r, state, progress, desk)
         checkpoints.save(state, progress)
@@ -168,7 +169,7 @@ def train_batch(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Co
         return _passed_over(state, r.plan.iterations), str(fault)
     fault_seen = None
     for iteration in range(r.plan.iterations):
-        state, stats = yield update_of(r, state, gathered.batch, progress.rate_scale)
+        state, stats = yield update_of(r, state, gathered.batch, int(state.step) + 1, progress.rate_scale)
         if iteration == 0:  # later, the policy has moved away from the one that sampled
             mismatch_kl = float(stats.loss.mismatch_kl)
         record = update_record(int(state.step), stats) | gathered.record | {"mismatch/kl": mismatch_kl}

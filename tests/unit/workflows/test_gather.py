@@ -86,10 +86,11 @@ def test_a_step_asks_for_what_was_foreseen_and_for_nothing_else(members, monkeyp
     runs = [prepared("grpo.beta=0.1", "model.lora_module_path=q_proj", f"seed={seed}") for seed in range(members)]
 
     def step(run: Run):
+        yield Foresight(foreseen(run))
+        assert "weights" not in vars(run.model), "what is to come is known before weights are read"
         state = setup.new_state(run.cfg, run.model)
-        yield Foresight(foreseen(run, state))
         gathered = yield from gather(run, state, 0, Clock())
-        state, _ = yield update_of(run, state, gathered.batch)
+        state, _ = yield update_of(run, state, gathered.batch, 1)
         return int(state.step)
 
     assert together([step(run) for run in runs]) == [1] * members
