@@ -44,8 +44,8 @@ def serves() -> bool:
 
 def begin(program: Program, context: Callable[[], AbstractContextManager]) -> None:
     """Has the program compiled, within a context, by a thread of its own; JAX remembers it for the call to come."""
-    if serves():
-        signature, pool = program.signature(), concurrent.futures.ThreadPoolExecutor(1)
+    if serves() and (signature := program.signature()) not in _under_way:
+        pool = concurrent.futures.ThreadPoolExecutor(1)
         _under_way[signature] = soon = pool.submit(program.compile, context)
         soon.add_done_callback(lambda _: _under_way.pop(signature, None))
         pool.shutdown(wait=False)

@@ -15,6 +15,7 @@ import math
 import typing
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
@@ -110,9 +111,10 @@ def abstract(make: Callable[..., Tree], arch: Architecture, mesh: Mesh, *given: 
     )
 
 
-def make_in_place(make: Callable[..., Tree], arch: Architecture, mesh: Mesh, *given: Any) -> Tree:
-    """What a function makes, made where it belongs: no device ever holds all of it."""
-    return jax.jit(make, out_shardings=shardings(jax.eval_shape(make, *given), arch, mesh))(*given)
+def make_in_place(make: Callable[..., Tree], arch: Architecture, mesh: Mesh, /, *given: Any, **static: Any) -> Tree:
+    """What a function makes, made where it belongs: no device ever holds all of it. Made again, it is not compiled again."""
+    where = shardings(jax.eval_shape(partial(make, **static), *given), arch, mesh)
+    return jax.jit(make, static_argnames=tuple(static), out_shardings=where)(*given, **static)
 
 
 def several_devices() -> bool:

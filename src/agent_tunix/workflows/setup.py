@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -178,15 +178,15 @@ def _check_architecture(section: ModelSection, found: Architecture, source: str)
 
 def new_state(cfg: Config, model: Model) -> TrainState:
     """The state before the first update, in its place on the mesh of the model."""
-    begin = partial(init_state, optimizer=cfg.optimizer.optimizer_name)
-    return make_in_place(begin, model.arch, model.mesh, new_trainable(cfg, model))
+    optimizer = cfg.optimizer.optimizer_name
+    return make_in_place(init_state, model.arch, model.mesh, new_trainable(cfg, model), optimizer=optimizer)
 
 
 def state_shapes(cfg: Config, model: Model) -> TrainState:
     """The shapes of a state and their places."""
 
     def like(weights: Weights) -> TrainState:
-        trainable = _fresh_adapters(cfg, model.arch) if cfg.model.lora_rank > 0 else masters(weights)
+        trainable = _fresh_adapters(**_adapters_of(cfg, model.arch)) if cfg.model.lora_rank > 0 else masters(weights)
         return init_state(trainable, cfg.optimizer.optimizer_name)
 
     return abstract(like, model.arch, model.mesh, model.shapes)
@@ -196,7 +196,7 @@ def new_trainable(cfg: Config, model: Model) -> Trainable:
     """What is trained, before the first update: fresh adapters, those of an earlier run, or all weights in float32."""
     if cfg.model.lora_rank == 0:
         return masters(model.weights)
-    fresh = make_in_place(partial(_fresh_adapters, cfg, model.arch), model.arch, model.mesh)
+    fresh = make_in_place(_fresh_adapters, model.arch, model.mesh, **_adapters_of(cfg, model.arch))
     learnt = earlier_adapters(cfg, model)
     if learnt is None:
         return fresh
@@ -226,14 +226,18 @@ def load_trained(folder: str, cfg: Config, model: Model, step: int | None = None
     return evaluation_trainable(state, cfg.optimizer.optimizer_name), int(state.step)
 
 
-def _fresh_adapters(cfg: Config, arch: Architecture) -> Adapters:
+def _adapters_of(cfg: Config, arch: Architecture) -> dict[str, Any]:
+    """What the adapters of a run before its first update follow from."""
     section = cfg.model
     try:
         modules = select_modules(section.lora_module_path, arch.num_layers)
     except ValueError as fault:
         raise UserError(f"model.lora_module_path={section.lora_module_path}: {fault}.") from fault
-    key = step_key(cfg.seed, 0, Purpose.INIT)
-    return init_adapters(key, arch, modules, section.lora_rank, section.lora_alpha)
+    return {"seed": cfg.seed, "arch": arch, "modules": modules, "rank": section.lora_rank, "alpha": section.lora_alpha}
+
+
+def _fresh_adapters(seed: int, **of: Any) -> Adapters:
+    return init_adapters(step_key(seed, 0, Purpose.INIT), **of)
 
 
 def load_examples(cfg: Config, split: str, limit: int | None, tokenizer: Tokenizer, notice: Notice) -> list[Example]:

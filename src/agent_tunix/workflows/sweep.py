@@ -25,14 +25,14 @@ from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine.guard import Interruption
 from agent_tunix.engine.metrics import Record
-from agent_tunix.engine.population import alone, together
+from agent_tunix.engine.population import Foresight, alone, together
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.models import gemma3, lora
 from agent_tunix.models.mesh import on_mesh_of
 from agent_tunix.workflows import memory, setup
 from agent_tunix.workflows.display import Bars
 from agent_tunix.workflows.dry_run import USABLE, card, shapes
-from agent_tunix.workflows.gather import Run
+from agent_tunix.workflows.gather import Run, foreseen
 from agent_tunix.workflows.sweep_folder import results, write_index
 from agent_tunix.workflows.train import Outcome, prepare, training
 
@@ -166,14 +166,16 @@ def _fused_size(group: Sequence[Job], shelf: setup.Shelf, notice: setup.Notice, 
     if members < 2:
         notice(f"{len(group)} jobs run one after another: memory holds one at a time.")
         return 1
-    ratio = cost_of_many(r, members)
-    measured = f"a decode step of {members} jobs at once takes {ratio:.1f} times that of one"
-    if fuse == "auto" and ratio > WORTH * members:
+    programs = -(-len(group) // members)
+    size = -(-len(group) // programs)
+    Foresight.answer([Foresight(foreseen(r))] * size)  # they are compiled while this is measured
+    ratio = cost_of_many(r, size)
+    measured = f"a decode step of {size} jobs at once takes {ratio:.1f} times that of one"
+    if fuse == "auto" and ratio > WORTH * size:
         notice(f"{len(group)} jobs run one after another: {measured}.")
         return 1
-    programs = -(-len(group) // members)
     notice(f"{len(group)} jobs run as one program{f', in {programs} parts' if programs > 1 else ''}: {measured}.")
-    return -(-len(group) // programs)
+    return size
 
 
 def _most_that_fit(r: Run, wanted: int) -> int:

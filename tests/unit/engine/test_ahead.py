@@ -65,12 +65,14 @@ def test_a_call_waits_for_its_own_program_and_for_no_other(compiled):
 
     ahead.begin(Program(tripled, (shape(7),), {}), held_up)
     assert ahead.run(Program(tripled, (jnp.ones(5),), {})).sum() == 15
-    assert len(ahead._under_way) == 1
+    ahead.begin(Program(tripled, (shape(7),), {}), held_up)
+    assert len(ahead._under_way) == 1, "what is under way is not begun again"
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         call = pool.submit(ahead.run, Program(tripled, (jnp.ones(7),), {}))
         assert not concurrent.futures.wait([call], timeout=0.5).done
         may_compile.set()
         assert call.result().sum() == 21
+    assert [count for name, count in compiled.items() if "scaled" in name] == [2]
     deadline = time.monotonic() + 60
     while ahead._under_way:  # what is compiled is forgotten, a moment after its call
         assert time.monotonic() < deadline
