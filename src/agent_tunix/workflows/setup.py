@@ -123,10 +123,11 @@ def load_model(cfg: Config, mesh: Mesh | None = None) -> Model:
 
     def read() -> Weights:
         learnt, _ = load_trained(begun, earlier, base)
+        weights = base.read()  # rather than base.weights, which would be kept beside those made of them
         if isinstance(learnt, Adapters):
-            weights = merge(base.weights, learnt)
+            weights = merge(weights, learnt)
         else:
-            weights = jax.tree.map(lambda new, old: new.astype(old.dtype), learnt, base.weights)
+            weights = jax.tree.map(lambda new, old: new.astype(old.dtype), learnt, weights)
         return place(quantised(weights, base_dtype) if base_dtype else weights, base.arch, mesh)
 
     return dataclasses.replace(base, shapes=weight_shapes(base.arch, dtype, mesh, base_dtype), read=read)
