@@ -6,6 +6,7 @@ import functools
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -91,13 +92,31 @@ def _quoted(text: str) -> str:
 
 
 def own_overrides(config: Mapping[str, Any]) -> list[str]:
-    """The fewest overrides of the shipped configuration that lead to `config`: an experiment, groups, single values."""
-    experiments = sorted(path.stem for path in (config_folder() / "experiment").glob("*.yaml"))
-    starts: list[list[str]] = [[], *([f"+experiment={name}"] for name in experiments)]
+    """The fewest overrides of the shipped configuration that lead to `config`: an experiment, groups, single values.
+
+    Composing takes a tenth of a second, so an experiment that cannot be the shortest way is not composed: whatever it sets
+    to another value must be set back.
+    """
+    wanted = leaves(config)
     try:
-        return min((_overrides_from(start, config) for start in starts), key=len)
+        best = _overrides_from([], config)
+        for least, name in sorted((1 + _set_otherwise(path, wanted), path.stem) for path in _experiments()):
+            if least < len(best):
+                best = min(best, _overrides_from([f"+experiment={name}"], config), key=len)
+        return best
     except (HydraException, OmegaConfBaseException):
         return []
+
+
+def _experiments() -> list[Path]:
+    return sorted((config_folder() / "experiment").glob("*.yaml"))
+
+
+def _set_otherwise(experiment: Path, wanted: Mapping[str, Any]) -> int:
+    """How many values an experiment's own file sets that are not those wanted."""
+    own = {key: value for key, value in OmegaConf.load(experiment).items() if key != "defaults"}
+    set_by_it = leaves(OmegaConf.to_container(OmegaConf.create(own)))
+    return sum(wanted.get(key) != value for key, value in set_by_it.items())
 
 
 def _overrides_from(start: list[str], config: Mapping[str, Any]) -> list[str]:

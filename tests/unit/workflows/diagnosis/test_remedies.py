@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
 from made_up_runs import FLAT_REWARD, changed, run_of
+from omegaconf import OmegaConf
 
 from agent_tunix.config.load import config_folder
 from agent_tunix.workflows.diagnosis import optimizer, remedies
@@ -52,3 +53,24 @@ def test_overrides_are_found_inside_a_job_of_hydra_too(config):
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         assert own_overrides(config) == ["+experiment=quick_test"]
         assert compose("config", ["+experiment=quick_test"]).seed == config["seed"]
+
+
+GIVEN = (
+    [],
+    ["+experiment=control", "seed=7"],
+    ["+experiment=small_gpu", "optimizer=lion"],
+    ["optimizer.learning_rate=1e-5", "training.micro_batch_size=8"],
+    ["+experiment=quick_test", "grpo.beta=0.08", "grpo.num_generations=4", "training.num_batches=null", "model=gemma3_1b"],
+)
+
+
+@pytest.mark.parametrize("given", GIVEN, ids=" ".join)
+def test_no_experiment_leads_there_in_fewer_words(given):
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        config = OmegaConf.to_container(compose("config", given), resolve=True)
+    found = own_overrides(config)
+    names = [path.stem for path in (config_folder() / "experiment").glob("*.yaml")]
+    ways = [remedies._overrides_from(start, config) for start in ([], *([f"+experiment={name}"] for name in names))]
+    assert len(found) == min(map(len, ways))
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        assert OmegaConf.to_container(compose("config", found), resolve=True) == config
