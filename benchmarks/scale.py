@@ -4,7 +4,7 @@
 
 prints the tables of docs/guide/scale.md. FLOPs, bytes and collective operations are counted from the shapes of a model
 and from how mesh.py cuts them; memory is the plan's (workflows/memory.py). Four numbers are fitted to one measurement, an
-H200 with 270M at 4 x 4 (2026-11-15-decode.md), and checked against another, at 16 x 8. Links are taken at their data
+H200 with 1B at 4 x 4 (2026-11-15-grpo-step.md), and checked against others, of 270M. Links are taken at their data
 sheets' word. Nothing is assumed to overlap.
 """
 
@@ -25,14 +25,16 @@ CONF = Path(__file__).parents[1] / "conf" / "model"
 MACHINE = 8  # devices that are joined by the fast links
 PEAK, HBM, FAST, SLOW = 989e12, 4.3e12, 450e9, 50e9  # one H200: bf16 FLOP/s, bytes/s of memory, NVLink, 400 Gb/s of network
 FAST_LATENCY, SLOW_LATENCY = 10e-6, 25e-6  # seconds of one collective operation however small: assumed, not measured
-READING, UPDATING = 0.20, 0.13  # share of PEAK that the reference pass and the update reach: fitted
-LAYER, DRAWING = 26e-6, 90e-6  # seconds a token that a layer, and drawing it, take beside bytes and FLOPs: fitted
-LOGITS_PASSES = 8  # times that the logits of a token are read or written while it is drawn
+READING, UPDATING = 0.50, 0.29  # share of PEAK that the reference pass and the update reach: fitted
+LAYER, DRAWING = 31e-6, 29e-6  # seconds a token that a layer, and drawing it, take beside bytes and FLOPs: fitted
+LOGITS_PASSES = 3  # times that the logits of a token are read or written while it is drawn
 BF16, FLOAT32 = 2, 4
 MODULES = ATTENTION + FEED_FORWARD
-MEASURED = {  # prompts, generations, micro-batch: seconds of rollout, reference and update, and peak GB of the last two
-    (4, 4, 4): (0.370, 0.023, 0.086, 1.78),
-    (16, 8, 4): (0.927, 0.170, 0.598, 2.51),
+FITTED = ("1b", 4, 4)
+MEASURED = {  # model, prompts, generations: seconds of rollout, of reference and update, and peak GB
+    FITTED: (0.690, 0.206, 4.74),
+    ("270m", 4, 4): (0.353, 0.087, 2.61),
+    ("270m", 16, 8): (0.536, None, None),
 }
 
 
@@ -185,15 +187,20 @@ def decode_traffic(s: memory.Shapes) -> Moved:
     return Moved(s.completion_length * a_token.bytes, s.completion_length * a_token.times)
 
 
+def predicted(size: str, prompts: int, generations: int) -> tuple[float, float, float]:
+    """What `MEASURED` has, as the calculator gives it; the update is one micro-batch."""
+    found = cost(shapes(size, prompts, generations, prompts))
+    return found.seconds["rollout"], found.seconds["reference"] + found.seconds["update"], found.memory_gb
+
+
 def check_table() -> str:
-    rows = ["| 270M, one H200 | rollout | reference | update | memory |", "|---|---|---|---|---|"]
-    for (prompts, generations, micro), measured in MEASURED.items():
-        found = cost(shapes("270m", prompts, generations, micro))
-        predicted = (*(found.seconds[part] for part in ("rollout", "reference", "update")), found.memory_gb)
-        units = ("s", "s", "s", "GB")
-        cells = [f"{p:.3g} / {m:.3g} {unit} = {p / m:.2f}" for p, m, unit in zip(predicted, measured, units, strict=True)]
-        use = "fitted here" if (prompts, generations) == (4, 4) else "not fitted"
-        rows.append(f"| {prompts} x {generations}, micro-batches of {micro} ({use}) | {' | '.join(cells)} |")
+    rows = ["| one H200 | rollout | reference and update | memory |", "|---|---|---|---|"]
+    for shape, measured in MEASURED.items():
+        both = zip(predicted(*shape), measured, ("s", "s", "GB"), strict=True)
+        cells = ["not measured" if m is None else f"{p:.3g} / {m:.3g} {unit} = {p / m:.2f}" for p, m, unit in both]
+        size, prompts, generations = shape
+        use = "fitted here" if shape == FITTED else "not fitted"
+        rows.append(f"| {size.upper()}, {prompts} x {generations} ({use}) | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
