@@ -20,6 +20,7 @@ from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.models.weights import load_weights
 from agent_tunix.workflows import export, setup
 from agent_tunix.workflows.evaluate import complete
+from agent_tunix.workflows.examples import load_examples, prompt_width
 
 TRAIN = ["train", "model=gemma3_tiny", "training.num_batches=2", "training.save_interval_steps=1", "hydra.run.dir=run"]
 STRONG = [
@@ -51,8 +52,8 @@ def test_merged_completes_as_trained(command, trained, tmp_path):
     exported = setup.Model(arch, load_tokenizer(folder), weights, lambda: weights)
     assert arch == model.arch
 
-    examples = setup.load_examples(cfg, "test", 16, model.tokenizer, print)
-    width = setup.prompt_width(examples)
+    examples = load_examples(cfg, "test", 16, model.tokenizer, print)
+    width = prompt_width(examples)
     prompts = setup.pad_prompts(examples, width, model)
     hidden = [
         gemma3.forward(weights, lora, arch, prompts.tokens_PS, prompts.positions_PS)[0]

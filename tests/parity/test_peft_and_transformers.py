@@ -20,8 +20,10 @@ from agent_tunix.models import gemma3
 from agent_tunix.models.huggingface import read_architecture
 from agent_tunix.models.lora import init_adapters
 from agent_tunix.models.sources import find_checkpoint
+from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.models.weights import load_weights
 from agent_tunix.workflows import export, setup
+from agent_tunix.workflows.examples import load_examples, prompt_width
 
 pytestmark = pytest.mark.parity
 TRAIN = ["train", "model=gemma3_tiny", "training.num_batches=2", "hydra.run.dir=run"]
@@ -50,8 +52,8 @@ def test_transformers_and_peft_do_what_was_trained(trained):
     cfg = validate(read_config(trained / "run" / "config.yaml"), Config)
     model = setup.load_model(cfg)
     adapters, _ = setup.load_trained(str(trained / "run"), cfg, model)
-    examples = setup.load_examples(cfg, "test", 32, model.tokenizer, print)
-    prompts = setup.pad_prompts(examples, setup.prompt_width(examples), model)
+    examples = load_examples(cfg, "test", 32, model.tokenizer, print)
+    prompts = setup.pad_prompts(examples, prompt_width(examples), model)
     hidden, _ = gemma3.forward(model.weights, adapters, model.arch, prompts.tokens_PS, prompts.positions_PS)
     logits = np.asarray(gemma3.unembed(model.weights, hidden))
     sampling = setup.training_sampling(cfg, model.tokenizer)
@@ -87,7 +89,7 @@ def test_transformers_and_peft_do_what_was_trained(trained):
 def test_exported_tokenizer_writes_the_prompts_we_train_on(trained):
     theirs = AutoTokenizer.from_pretrained(trained / "merged")
     cfg = validate(read_config(trained / "run" / "config.yaml"), Config)
-    example = setup.load_examples(cfg, "test", 1, setup.load_tokenizer(trained / "merged"), print)[0]
+    example = load_examples(cfg, "test", 1, load_tokenizer(trained / "merged"), print)[0]
     turns = [{"role": "user", "content": example.question}]
     text = theirs.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
     assert tuple(theirs(text, add_special_tokens=False).input_ids) == example.prompt_ids

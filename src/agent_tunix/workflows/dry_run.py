@@ -25,6 +25,7 @@ from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.workflows import memory, setup
 from agent_tunix.workflows.curve import as_svg, in_characters
+from agent_tunix.workflows.examples import load_rows, load_task
 from agent_tunix.workflows.plan import Plan, make_plan
 
 USABLE = 0.92  # of a card's memory; the rest goes to the runtime and to fragments
@@ -61,9 +62,9 @@ def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]
     local = cfg.model.weights.startswith("package:") or Path(cfg.model.weights).expanduser().exists()
     try:
         if local:
-            task = setup.load_task(cfg, load_tokenizer(find_checkpoint(cfg.model.weights)), console.print)
+            task = load_task(cfg, load_tokenizer(find_checkpoint(cfg.model.weights)), console.print)
             return len(task.train), task.prompt_width, []
-        rows = setup.load_rows(cfg, "train", cfg.data.num_examples, console.print)
+        rows = load_rows(cfg, "train", cfg.data.num_examples, console.print)
         return len(rows), longest, ["the tokenizer is not here: prompts that are too long are counted in"]
     except UserError as fault:
         if cfg.training.num_batches is None:

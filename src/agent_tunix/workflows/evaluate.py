@@ -32,6 +32,7 @@ from agent_tunix.models.lora import Trainable, policy
 from agent_tunix.tasks import answers, rewards
 from agent_tunix.tasks.datasets import Example, batches
 from agent_tunix.workflows import setup
+from agent_tunix.workflows.examples import load_examples, prompt_width
 
 
 def complete(
@@ -109,7 +110,7 @@ def run(cfg: EvaluateConfig, output: Path, console: Console) -> Record:
     trained = setup.saved_config(cfg.run, "run") if cfg.run else cfg
     model = setup.load_trained_model(trained, console.print) if cfg.run else setup.load_model(cfg)
     trainable, step = _trainable(cfg, trained, model)
-    examples = setup.load_examples(trained, "test", cfg.evaluation.num_examples, model.tokenizer, console.print)
+    examples = load_examples(trained, "test", cfg.evaluation.num_examples, model.tokenizer, console.print)
     way = cfg.inference_config
     sampling = dataclasses.replace(
         setup.training_sampling(trained, model.tokenizer),
@@ -119,7 +120,7 @@ def run(cfg: EvaluateConfig, output: Path, console: Console) -> Record:
         num_generations=cfg.num_passes,
     )
     key = step_key(cfg.seed, step, Purpose.EVALUATION)
-    width = setup.prompt_width(examples)
+    width = prompt_width(examples)
     temperature = way.temperature or 1.0
     completions = alone(complete(model, trainable, examples, width, cfg.evaluation.batch_size, sampling, temperature, key))
     record = {"step": step, "split": "test", **grade(examples, completions), "num_passes": cfg.num_passes}

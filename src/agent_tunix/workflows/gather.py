@@ -26,6 +26,7 @@ from agent_tunix.tasks.prompts import demonstration
 from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.types import Batch, Prompts, TrainState
 from agent_tunix.workflows import setup
+from agent_tunix.workflows.examples import Notice, Task
 from agent_tunix.workflows.plan import Plan, hyperparameters
 
 
@@ -36,7 +37,7 @@ class Run:
     cfg: Config
     model: setup.Model
     reference: Adapters | None
-    task: setup.Task
+    task: Task
     plan: Plan
     sampling: Sampling
     scorer: Scorer
@@ -143,7 +144,7 @@ def demonstration_ids(example: Example, tokenizer: Tokenizer) -> list[int]:
     return tokenizer.encode(demonstration(example.worked, example.answer))
 
 
-def with_demonstrations(examples: list[Example], tokenizer: Tokenizer, longest: int, notice: setup.Notice) -> list[Example]:
+def with_demonstrations(examples: list[Example], tokenizer: Tokenizer, longest: int, notice: Notice) -> list[Example]:
     """The examples that have a worked answer of at most `longest` tokens; says how many have not."""
     kept = [e for e in examples if e.worked and len(demonstration_ids(e, tokenizer)) <= longest]
     if not kept:

@@ -1,4 +1,4 @@
-"""What training and evaluation both start from: the device, the model and the examples that a configuration names."""
+"""What training and evaluation both start from: the device, the model and the state that a configuration names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.mesh_shape import sizes_of
-from agent_tunix.config.schema import Config, DataSection, ModelSection
+from agent_tunix.config.schema import Config, ModelSection
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.rng import Purpose, step_key
 from agent_tunix.engine.rollout import Sampling
@@ -29,12 +29,9 @@ from agent_tunix.models.mesh import abstract, lay_rows, make_in_place, make_mesh
 from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import Tokenizer, load_tokenizer
 from agent_tunix.models.weights import open_weights, quantised, read_architecture, weight_shapes
-from agent_tunix.tasks.datasets import Example, arithmetic_rows, left_padded, tokenize
-from agent_tunix.tasks.tables import Row, RowFormat, read_rows
+from agent_tunix.tasks.datasets import Example, left_padded
 from agent_tunix.types import Prompts, TrainState
-
-Notice = Callable[[str], None]
-ROWS_NAMED = 3
+from agent_tunix.workflows.examples import Notice, Task, load_task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,15 +54,6 @@ class Model:
     def outline(self) -> Model:
         """The same with shapes in the place of weights, for programs that are only to be compiled."""
         return dataclasses.replace(self, read=lambda: self.shapes)
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """Examples to train on and to validate with; `prompt_width` fits every prompt: nothing is ever recompiled for one."""
-
-    train: list[Example]
-    validation: list[Example]
-    prompt_width: int
 
 
 class Shelf:
@@ -240,62 +228,6 @@ def _adapters_of(cfg: Config, arch: Architecture) -> dict[str, Any]:
 
 def _fresh_adapters(seed: int, **of: Any) -> Adapters:
     return init_adapters(step_key(seed, 0, Purpose.INIT), **of)
-
-
-def load_examples(cfg: Config, split: str, limit: int | None, tokenizer: Tokenizer, notice: Notice) -> list[Example]:
-    """The examples of a split whose prompts are short enough; says what was left out."""
-    rows = load_rows(cfg, split, limit, notice)[:limit]
-    _check_vocabulary(rows, cfg.data, tokenizer)
-    longest = cfg.generation.max_prompt_length
-    examples, dropped = tokenize(rows, tokenizer.encode, tokenizer.begin_id, cfg.data.system_prompt, longest)
-    if dropped:
-        notice(f"{dropped} of {len(rows)} {split} prompts exceed generation.max_prompt_length={longest} and are left out.")
-    if not examples:
-        raise UserError(
-            f"The {split} split has no example left; data.path={cfg.data.path}, {dropped} prompts were too long."
-        )
-    return examples
-
-
-def load_rows(cfg: Config, split: str, limit: int | None, notice: Notice) -> list[Row]:
-    data, fraction = cfg.data, cfg.training.train_fraction
-    if data.source == "arithmetic":
-        if limit is None:
-            raise UserError("data.num_examples=null: generated data needs a number of examples.")
-        count = round(limit * fraction) if split == "train" else limit
-        return arithmetic_rows(split, count, cfg.seed)
-    if data.path is None:
-        raise UserError("data.path=null: give the file, folder or hub repository that holds the data.")
-    fmt = RowFormat(data.question_field, data.answer_field, data.answer_pattern, data.on_bad_row == "skip")
-    rows, bad = read_rows(data.path, data.subset, split, fraction, fmt)
-    if bad:
-        named = "; ".join(bad[:ROWS_NAMED]) + (" ..." if len(bad) > ROWS_NAMED else "")
-        notice(f"{len(bad)} malformed rows of {data.path} are left out ({named}).")
-    if not rows and split != "train":
-        raise UserError(
-            f"training.train_fraction={fraction:g} leaves no example of {data.path} to validate with; lower it, as to 0.9."
-        )
-    return rows
-
-
-def _check_vocabulary(rows: Sequence[Row], data: DataSection, tokenizer: Tokenizer) -> None:
-    for row in rows[:20]:
-        if tokenizer.unknown_id in tokenizer.encode(row.question + data.system_prompt):
-            raise UserError(
-                f"The model's tokenizer does not know all words of the data, for example of {row.question!r}.\n"
-                "gemma3_tiny reads generated arithmetic only (data=arithmetic); for other data choose a real model."
-            )
-
-
-def load_task(cfg: Config, tokenizer: Tokenizer, notice: Notice) -> Task:
-    train = load_examples(cfg, "train", cfg.data.num_examples, tokenizer, notice)
-    validation = load_examples(cfg, "validation", cfg.evaluation.num_examples, tokenizer, notice)
-    return Task(train, validation, prompt_width([*train, *validation]))
-
-
-def prompt_width(examples: Sequence[Example]) -> int:
-    """The longest prompt, rounded up to a multiple of 4."""
-    return -(-max(len(example.prompt_ids) for example in examples) // 4) * 4
 
 
 def pad_prompts(examples: Sequence[Example], width: int, model: Model) -> Prompts:

@@ -32,6 +32,7 @@ from agent_tunix.models.mesh import on_mesh_of
 from agent_tunix.workflows import memory, setup
 from agent_tunix.workflows.display import Bars
 from agent_tunix.workflows.dry_run import USABLE, card, shapes
+from agent_tunix.workflows.examples import Notice
 from agent_tunix.workflows.gather import Run, foreseen
 from agent_tunix.workflows.sweep_folder import results, write_index
 from agent_tunix.workflows.train import Outcome, prepare, training
@@ -121,9 +122,7 @@ def _program(cfg: Config) -> str:
     return json.dumps(tree)
 
 
-def parts(
-    group: Sequence[Job], shelf: setup.Shelf, notice: setup.Notice, fuse: Fuse = "auto"
-) -> list[tuple[str, Sequence[Job]]]:
+def parts(group: Sequence[Job], shelf: setup.Shelf, notice: Notice, fuse: Fuse = "auto") -> list[tuple[str, Sequence[Job]]]:
     """A group cut into what is trained at once, and how: all that memory holds where that pays, else one by one."""
     size = _fused_size(group, shelf, notice, fuse) if len(group) > 1 and fuse != "never" else 1
     mode = "fused" if size > 1 else "one after another"
@@ -144,7 +143,7 @@ def _train(jobs: Sequence[Job], shelf: setup.Shelf, bars: Bars, interruption: In
             bars.notice(str(outcome))
 
 
-def _notice(job: Job, bars: Bars) -> setup.Notice:
+def _notice(job: Job, bars: Bars) -> Notice:
     """A job that goes on has said its notices when it began; candidates of a search are to be far off, some of them."""
     silent = job.stop_after is not None or (job.folder / "config.yaml").exists()
     return (lambda text: None) if silent else bars.labelled(job.label)
@@ -159,7 +158,7 @@ def _answered(conversations: list[Any]) -> list[Outcome | DivergenceError]:
         return [fault]
 
 
-def _fused_size(group: Sequence[Job], shelf: setup.Shelf, notice: setup.Notice, fuse: Fuse) -> int:
+def _fused_size(group: Sequence[Job], shelf: setup.Shelf, notice: Notice, fuse: Fuse) -> int:
     """How many of a group to train at once: 1 where the device gains nothing, else as many as its memory holds."""
     r = prepare(group[0].cfg, shelf, lambda text: None)
     members = _most_that_fit(r, len(group))

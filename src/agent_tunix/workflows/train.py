@@ -33,6 +33,7 @@ from agent_tunix.workflows.closing import remedy, summarise, validations
 from agent_tunix.workflows.diagnosis.examination import early_warnings
 from agent_tunix.workflows.display import Bars, Display, print_summary
 from agent_tunix.workflows.evaluate import complete, grade
+from agent_tunix.workflows.examples import Notice
 from agent_tunix.workflows.gather import Run, foreseen, gather, update_of, with_demonstrations
 from agent_tunix.workflows.plan import make_plan
 from agent_tunix.workflows.report.page import report_on
@@ -66,7 +67,7 @@ class Outcome:
     after: list[Record]
 
 
-def prepare(cfg: Config, shelf: setup.Shelf, notice: setup.Notice, overrides: Sequence[str] = ()) -> Run:
+def prepare(cfg: Config, shelf: setup.Shelf, notice: Notice, overrides: Sequence[str] = ()) -> Run:
     """Opens what the run needs; whatever the user must mend is found here, before anything is written."""
     started = time.monotonic()
     model = shelf.model(cfg)
