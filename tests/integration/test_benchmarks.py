@@ -69,12 +69,11 @@ def test_the_tables_of_the_page_on_scale_are_those_of_the_calculator(scale):
 
 
 def test_the_calculator_gives_what_was_measured_on_one_card(scale):
+    """Of 270M the update takes nearly twice what is predicted, as the page says; all else is right within a sixth."""
     for shape, measured in scale.MEASURED.items():
-        found = [(p, m) for p, m in zip(scale.predicted(*shape), measured, strict=True) if m is not None]
-        times, peaks = found[:2], found[2:]
-        within = 1.05 if shape == scale.FITTED else 2
-        assert all(1 / within < p / m < within for p, m in times), (shape, found)
-        assert all(1 / 1.6 < p / m < 1.6 for p, m in peaks), (shape, found)
+        bounds = (1.05, 1.05, 1.15) if shape == scale.FITTED else (1.15, 2, 1.15)
+        for predicted, found, within in zip(scale.predicted(*shape), measured, bounds, strict=True):
+            assert found is None or 1 / within < predicted / found < within, (shape, predicted, found)
 
 
 def test_one_device_receives_nothing_and_many_share_the_work(scale):
