@@ -25,7 +25,8 @@ CONF = Path(__file__).parents[1] / "conf" / "model"
 MACHINE = 8  # devices that are joined by the fast links
 PEAK, HBM, FAST, SLOW = 989e12, 4.3e12, 450e9, 50e9  # one H200: bf16 FLOP/s, bytes/s of memory, NVLink, 400 Gb/s of network
 FAST_LATENCY, SLOW_LATENCY = 10e-6, 25e-6  # seconds of one collective operation however small: assumed, not measured
-READING, UPDATING = 0.50, 0.29  # share of PEAK that the reference pass and the update reach: fitted
+READING, UPDATING = 0.50, 0.29  # share of PEAK that the reference pass and the update reach at WIDTH: fitted
+WIDTH = 1152  # that of 1B; a narrower model computes less for each byte it moves, and reaches a share as much smaller
 LAYER, DRAWING = 31e-6, 29e-6  # seconds a token that a layer, and drawing it, take beside bytes and FLOPs: fitted
 LOGITS_PASSES = 3  # times that the logits of a token are read or written while it is drawn
 BF16, FLOAT32 = 2, 4
@@ -101,10 +102,11 @@ def cost(s: memory.Shapes) -> Cost:
     # Forwards, forwards again, and the gradient of activations, as a frozen base has none; logits and their expectation.
     update = 6 * matrices * (read + drawn) + 4 * vocabulary * drawn
     moved = {"rollout": gathers(s, 1) + decode_traffic(s), "reference": passes(s, 1), "update": passes(s, 3) + gradients(s)}
+    reached = PEAK * min(1.0, s.arch.embed_dim / WIDTH)
     seconds = {
-        "rollout": prompt / (PEAK * READING) + s.completion_length * token_seconds(s),
-        "reference": reference / (PEAK * READING),
-        "update": update / (PEAK * UPDATING),
+        "rollout": prompt / (reached * READING) + s.completion_length * token_seconds(s),
+        "reference": reference / (reached * READING),
+        "update": update / (reached * UPDATING),
     }
     seconds |= {f"{part}, links": how.seconds(devices) for part, how in moved.items()}
     flops = prompt + decoding + reference + update

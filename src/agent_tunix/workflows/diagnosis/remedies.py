@@ -97,19 +97,15 @@ def own_overrides(config: Mapping[str, Any]) -> list[str]:
     Composing takes a tenth of a second, so an experiment that cannot be the shortest way is not composed: whatever it sets
     to another value must be set back.
     """
-    wanted = leaves(config)
+    wanted, experiments = leaves(config), (config_folder() / "experiment").glob("*.yaml")
     try:
         best = _overrides_from([], config)
-        for least, name in sorted((1 + _set_otherwise(path, wanted), path.stem) for path in _experiments()):
+        for least, name in sorted((1 + _set_otherwise(path, wanted), path.stem) for path in experiments):
             if least < len(best):
                 best = min(best, _overrides_from([f"+experiment={name}"], config), key=len)
         return best
     except (HydraException, OmegaConfBaseException):
         return []
-
-
-def _experiments() -> list[Path]:
-    return sorted((config_folder() / "experiment").glob("*.yaml"))
 
 
 def _set_otherwise(experiment: Path, wanted: Mapping[str, Any]) -> int:
