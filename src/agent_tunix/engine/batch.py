@@ -52,8 +52,14 @@ def trim(rollouts: Rollouts) -> tuple[Rollouts, np.ndarray]:
     """Completions cut to the bucket of the longest, and the lengths of all."""
     lengths_B = processes.whole(rollouts.mask_BC).sum(axis=1)
     width = bucket(int(lengths_B.max()), rollouts.tokens_BC.shape[1])
-    cut = (rollouts.tokens_BC[:, :width], rollouts.mask_BC[:, :width], rollouts.logprobs_BC[:, :width])
-    return Rollouts(*cut, rollouts.ended_B), lengths_B
+    by_token = rollouts.tokens_BC, rollouts.mask_BC, rollouts.logprobs_BC
+    tokens_BC, mask_BC, logprobs_BC = (cut_to(width, array_BC) for array_BC in by_token)
+    return Rollouts(tokens_BC, mask_BC, logprobs_BC, rollouts.ended_B), lengths_B
+
+
+def cut_to(width: int, array_BC: jax.Array) -> jax.Array:
+    """The first tokens of every row; where that is all of them the array itself, for which no program need run."""
+    return array_BC if array_BC.shape[1] == width else array_BC[:, :width]
 
 
 def unscored(prompts: Prompts, rollouts: Rollouts, mesh: Mesh) -> Batch:

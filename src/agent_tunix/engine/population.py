@@ -21,14 +21,14 @@ from jax.typing import ArrayLike
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine import ahead
 from agent_tunix.engine.ahead import Program
-from agent_tunix.engine.batch import widened
+from agent_tunix.engine.batch import cut_to, widened
 from agent_tunix.engine.rollout import Draw, Sampling, sample
 from agent_tunix.engine.update import UpdateStats, reference_logprobs, update, update_together
 from agent_tunix.errors import DivergenceError
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters
 from agent_tunix.models.mesh import on_mesh_of
-from agent_tunix.types import Batch, TrainState
+from agent_tunix.types import Batch, Rollouts, TrainState
 
 
 class DeviceRequest(abc.ABC):
@@ -45,6 +45,12 @@ class DeviceRequest(abc.ABC):
     def answer(cls, requests: Sequence[Any]) -> Sequence[Any]:
         with on_mesh_of(requests[0].weights):
             return ahead.run(cls.program(requests))
+
+
+def _send_to_host(arrays: Any) -> None:
+    """Has copies made as soon as the arrays are: of many small ones, each that is asked for by itself takes its own time."""
+    for array in jax.tree.leaves(arrays):
+        array.copy_to_host_async()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +71,12 @@ class Sample(DeviceRequest):
         first = requests[0]
         static = {"arch": first.arch, "sampling": first.sampling}
         return Program(sample, (first.weights, tuple(r.draw for r in requests)), static)
+
+    @classmethod
+    def answer(cls, requests: Sequence[Sample]) -> Sequence[Rollouts]:
+        found = super().answer(requests)
+        _send_to_host([(rollouts.tokens_BC, rollouts.mask_BC, rollouts.ended_B) for rollouts in found])
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +105,7 @@ class Reference(DeviceRequest):
     def answer(cls, requests: Sequence[Reference]) -> Sequence[jax.Array]:
         widths = [r.batch.tokens_BC.shape[1] for r in requests]
         found = super().answer(requests)
-        return [logprobs_BC[:, :width] for logprobs_BC, width in zip(found, widths, strict=True)]
+        return [cut_to(width, logprobs_BC) for logprobs_BC, width in zip(found, widths, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,8 +136,10 @@ class Update(DeviceRequest):
 
     @classmethod
     def answer(cls, requests: Sequence[Update]) -> Sequence[tuple[TrainState, UpdateStats]]:
-        found = super().answer(requests)
-        return [found] if len(requests) == 1 else found  # type: ignore[list-item]
+        found: Any = super().answer(requests)
+        found = [found] if len(requests) == 1 else found
+        _send_to_host([(state.step, stats) for state, stats in found])
+        return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,5 +14,6 @@ class Purpose(enum.IntEnum):
     EVALUATION = 3
 
 
+@jax.jit  # one program rather than four, for which a device that has nothing else to do would wait
 def step_key(seed: int, step: int, purpose: Purpose) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), purpose)

@@ -146,10 +146,9 @@ def completion_logprobs(
     """Log-probability and entropy of every completion token given its prompt and the tokens before it."""
     B, C = tokens_BC.shape
     G = B // prompts.tokens_PS.shape[0]
-    hidden_PSD, prompt = gemma3.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
     first_B1 = jnp.repeat(prompts.positions_PS[:, -1:] + 1, G, axis=0)
     positions_BC = jnp.where(mask_BC, first_B1 + jnp.arange(C), -1)
-    hidden_BCD, _ = gemma3.forward(weights, adapters, arch, tokens_BC, positions_BC, (prompt,))
+    hidden_PSD, hidden_BCD = gemma3.forward_groups(weights, adapters, arch, prompts, tokens_BC, positions_BC)
     last_B1D = jnp.repeat(hidden_PSD[:, -1:], G, axis=0)
     before_BCD = jnp.concatenate([last_B1D, hidden_BCD[:, :-1]], axis=1)
     return token_logprobs(before_BCD, tokens_BC, weights.embed_VD, temperature)

@@ -1,25 +1,26 @@
 """Attention of one new token a sequence, as kernels for an NVIDIA GPU: norm, RoPE, cache and shares of softmax; their sum.
 
-A sequence sees its prompt's keys, which its group shares, and its own. A prompt of S slots is padded on its left, so the
-token in slot t of any completion lies S + t slots after the first of its prompt, and sees the same slots through a window.
-A prompt's length is all there is to know of it. A few sequences fill the device, as each one's keys are cut into shares.
+A sequence sees itself, its prompt's keys, which its group shares, and its own. A prompt of S slots is padded on its left, so
+the token in slot t of any completion lies S + t slots after the first of its prompt, and sees the same slots through a
+window. A prompt's length is all there is to know of it. A few sequences fill the device, as each one's keys are cut into
+shares: the token is the first, then come the tiles of the prompt and those of the completion, so many to a share.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
 from agent_tunix.models.kernels import FLOAT32, LEAST_TILE, call, dot_transposed
 
 KEY_TILE = 32
-SHARES = 8  # of a sequence's keys, at most
-PROGRAMS = 128  # about one for each multiprocessor
+LEAST_SHARES, MOST_SHARES = 4, 8  # of what a sequence sees
+PROGRAMS = 512  # about
 LOWEST = -1e30  # a score that counts nothing, yet whose differences are finite
 
 
@@ -41,104 +42,126 @@ class Rows:
 
 def attend(qkv_RHN, norms, angles, slot_1, lengths_P, prompt_kv, written_kv, rows: Rows, interpret: bool):
     """Shares of attention, [R, Z, H, N], and logarithms of their normalisers, [R, Z, H]; the cache with this token."""
-    (R, _, N), K = qkv_RHN.shape, written_kv[0].shape[2]
-    H = qkv_RHN.shape[1] - 2 * K
-    shares = max(2, min(SHARES, PROGRAMS // (R * K)))
-    arguments = (qkv_RHN, *norms, *angles, slot_1, lengths_P, *prompt_kv, *written_kv)
+    (R, heads, N), (_, C, K, _), S = qkv_RHN.shape, written_kv[0].shape, prompt_kv[0].shape[1]
+    H, most = heads - 2 * K, max(LEAST_SHARES, min(MOST_SHARES, PROGRAMS // (R * K)))
+    size = next(size for size in itertools.count(1) if _shares(S, size) + _shares(C, size) < most)
+    shares = 1 << (_shares(S, size) + _shares(C, size)).bit_length()
+    arguments = (qkv_RHN, *(norm[None] for norm in norms), *angles, slot_1, lengths_P, *prompt_kv, *written_kv)
     shapes = ((R, shares, H, N), qkv_RHN.dtype), ((R, shares, H), FLOAT32), *((x.shape, x.dtype) for x in written_kv)
     out = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
     specs = [_whole(x) for x in arguments], [_whole(x) for x in out]
-    run = call(
-        partial(_attend_kernel, rows), (R, K, shares), *specs, out, stages=3, aliases={9: 2, 10: 3}, interpret=interpret
-    )
+    kernel = partial(_attend_kernel, rows, size)
+    run = call(kernel, (R, K, shares), *specs, out, stages=3, aliases={9: 2, 10: 3}, interpret=interpret)
     parts, logs, *kv = run(*arguments)
     return parts, logs, kv
 
 
-def _attend_kernel(rows, qkv_ref, q_norm, k_norm, cos_ref, sin_ref, slot_ref, lengths_ref, *caches_and_outs):
+def _shares(slots: int, size: int) -> int:
+    """How many shares of `size` tiles so many slots are cut into."""
+    return -(-slots // (KEY_TILE * size))
+
+
+def _attend_kernel(rows, size, qkv_ref, q_norm, k_norm, cos_ref, sin_ref, slot_ref, lengths_ref, *caches_and_outs):
     prompt_k, prompt_v, k_ref, v_ref, out_ref, log_ref, *stored = caches_and_outs
     row, kv_head, share = (pl.program_id(axis) for axis in range(3))
-    (R, shares, H, N), K = out_ref.shape, k_ref.shape[2]
-    S, slot = prompt_k.shape[1], slot_ref[0]
-    halves = pl.ds(0, N // 2), pl.ds(N // 2, N // 2)
-    # A tile of queries takes 16 heads; where a key/value head has fewer, the last is computed again.
-    heads = kv_head * (H // K) + jnp.minimum(jax.lax.broadcasted_iota(jnp.int32, (LEAST_TILE,), 0), H // K - 1)
-    angles = cos_ref[row, :][None], sin_ref[row, :][None]
-    q = _rotated([qkv_ref[row, heads, at] for at in halves], [q_norm[at] for at in halves], angles, rows.eps)
-    q = [(part.astype(FLOAT32) * rows.scale).astype(part.dtype) for part in q]
-    key_head, value_head = pl.ds(H + kv_head, 1), pl.ds(H + K + kv_head, 1)
-    k = _rotated([qkv_ref[row, key_head, at] for at in halves], [k_norm[at] for at in halves], angles, rows.eps)
-    v = [qkv_ref[row, value_head, at] for at in halves]
-    for cache, parts in zip(stored, (k, v), strict=True):
-        for at, part in zip(halves, parts, strict=True):
-            mask = jnp.broadcast_to(share == 0, part.shape)
-            triton.store(cache.at[row, slot, pl.ds(kv_head, 1), at], part, mask=mask)
-
-    prompts = lengths_ref.shape[0] * rows.policy_rows // R
-    prompt = row // rows.policy_rows * prompts + jnp.minimum(row % rows.policy_rows // rows.group, prompts - 1)
+    (R, _, H, N), K, S = out_ref.shape, k_ref.shape[2], prompt_k.shape[1]
+    # Of heads that share keys there may be any number, of a kernel's rows powers of two: the last head is computed again.
+    G, slot = 1 << (H // K - 1).bit_length(), slot_ref[0]
+    heads = _heads(kv_head, H // K, jax.lax.broadcasted_iota(jnp.int32, (G,), 0))
+    q_parts = _rotary_parts(qkv_ref, row, heads, q_norm, cos_ref, sin_ref)
     before = S + slot + 1 - rows.window  # slots out of the window
-    seen = (jnp.maximum(S - lengths_ref[prompt], before), S - 1), (jnp.maximum(0, before - S), slot - 1)
-    prompt_tiles, own_tiles = _tiles(seen, S, slot, share, shares)
-    state = _softmax(q, prompt_k, prompt_v, (prompt, kv_head, halves), prompt_tiles, seen[0], _start(q, k, v, share == 0))
-    greatest, total, *out = _softmax(q, k_ref, v_ref, (row, kv_head, halves), own_tiles, seen[1], state)
-    total = jnp.maximum(total, 1e-30)
-    for at, part in zip(halves, out, strict=True):
-        out_ref[row, share, heads, at] = (part / total[:, None]).astype(out_ref.dtype)
-    log_ref[row, share, heads] = greatest + jnp.log(total)
+
+    def queries():
+        return (_rotated(q_parts, rows.eps).astype(FLOAT32) * rows.scale).astype(qkv_ref.dtype)
+
+    def see_token():
+        """The token sees itself, and goes into the cache."""
+        k = _rotated(_rotary_parts(qkv_ref, row, jnp.full((G,), H + kv_head), k_norm, cos_ref, sin_ref), rows.eps)
+        v = qkv_ref[row, jnp.full((G,), H + K + kv_head), :]
+        for cache, x in zip(stored, (k, v), strict=True):
+            cache[row, jnp.full((G,), slot), kv_head, :] = x  # the same for every head of the query
+        out_ref[row, share, heads, :] = v
+        log_ref[row, share, heads] = (queries().astype(FLOAT32) * k.astype(FLOAT32)).sum(axis=1)
+
+    def see_tiles(keys_ref, values_ref, index, first, seen):
+        """The tiles of a cache from the `first` on, of which the slots from seen[0] to before seen[1] count."""
+        begin, end = jnp.maximum(first, seen[0] // KEY_TILE), jnp.minimum(first + size, pl.cdiv(seen[1], KEY_TILE))
+
+        @pl.when(begin >= end)
+        def see_nothing():
+            out_ref[row, share, heads, :] = jnp.zeros((G, N), out_ref.dtype)
+            log_ref[row, share, heads] = jnp.full((G,), LOWEST)
+
+        @pl.when(begin < end)
+        def see_something():
+            times = max(1, LEAST_TILE // G)  # to fill a tile
+            q = jnp.broadcast_to(queries()[:, None], (G, times, N)).reshape(G * times, N)
+            greatest, total, out = _softmax(q, keys_ref, values_ref, (index, kv_head), (begin, end), seen)
+            repeated = _heads(kv_head, H // K, jax.lax.broadcasted_iota(jnp.int32, (G * times,), 0) // times)
+            out_ref[row, share, repeated, :] = (out / total[:, None]).astype(out_ref.dtype)
+            log_ref[row, share, repeated] = greatest + jnp.log(total)
+
+    last_of_prompt = _shares(S, size)
+    pl.when(share == 0)(see_token)
+
+    @pl.when((share > 0) & (share <= last_of_prompt))
+    def see_prompt():
+        prompts = lengths_ref.shape[0] * rows.policy_rows // R
+        prompt = row // rows.policy_rows * prompts + jnp.minimum(row % rows.policy_rows // rows.group, prompts - 1)
+        seen = jnp.maximum(S - lengths_ref[prompt], before), S
+        see_tiles(prompt_k, prompt_v, prompt, (share - 1) * size, seen)
+
+    @pl.when(share > last_of_prompt)
+    def see_own():
+        seen = jnp.maximum(0, before - S), slot
+        see_tiles(k_ref, v_ref, row, (share - 1 - last_of_prompt) * size, seen)
 
 
-def _rotated(parts, norms, angles, eps):
-    """Heads, as two halves, after norm and RoPE."""
-    x, (cos, sin), dtype = [part.astype(FLOAT32) for part in parts], angles, parts[0].dtype
-    inverse = jax.lax.rsqrt(sum(part * part for part in x).sum(axis=1) / (2 * x[0].shape[1]) + eps)[:, None]
-    a, b = (part * inverse * (1.0 + norm.astype(FLOAT32)[None]) for part, norm in zip(x, norms, strict=True))
-    a, b = (part.astype(dtype).astype(FLOAT32) for part in (a, b))
-    return (a * cos - b * sin).astype(dtype), (b * cos + a * sin).astype(dtype)
+def _heads(kv_head, count: int, index):
+    """The heads of a key/value head, of which there are so many; an index beyond them is that of the last."""
+    return kv_head * count + jnp.minimum(index, count - 1)
 
 
-def _start(q, k, v, with_token):
-    """What softmax begins with: the token itself, or nothing. The cache holds only what came before it."""
-    score = sum(a.astype(FLOAT32) * b.astype(FLOAT32) for a, b in zip(q, k, strict=True)).sum(axis=1)
-    values = [jnp.broadcast_to(part.astype(FLOAT32), q[0].shape) for part in v]
-    begun = jnp.where(with_token, score, LOWEST), jnp.where(with_token, jnp.ones_like(score), 0.0)
-    return *begun, *(jnp.where(with_token, part, 0.0) for part in values)
+def _rotary_parts(qkv_ref, row, heads, norm_ref, cos_ref, sin_ref):
+    """All that heads after norm and RoPE are made of, asked for at once, as arrays of one shape [heads, N].
+
+    An array of another shape would be brought into this one's layout as soon as it came, and what is asked for later wait.
+    """
+    (n,), N = heads.shape, qkv_ref.shape[2]
+    first, rows = jnp.zeros((n,), jnp.int32), jnp.full((n,), row)
+    exchanged = (jax.lax.broadcasted_iota(jnp.int32, (n, N), 1) + N // 2) % N
+    flat_first, flat_rows, flat_heads = (jnp.broadcast_to(index[:, None], (n, N)) for index in (first, rows, heads))
+    x, y = qkv_ref[row, heads, :], qkv_ref[flat_rows, flat_heads, exchanged]
+    return x, y, norm_ref[first, :], norm_ref[flat_first, exchanged], cos_ref[rows, :], sin_ref[rows, :]
 
 
-def _tiles(seen, S, slot, share, shares):
-    """The tiles of prompt and completion that one share reads, each as (begin, end)."""
-    first_in_prompt = jnp.minimum(seen[0][0] // KEY_TILE, S // KEY_TILE)
-    in_prompt, end_of_own = S // KEY_TILE - first_in_prompt, pl.cdiv(slot, KEY_TILE)
-    first_of_own = jnp.minimum(seen[1][0] // KEY_TILE, end_of_own)
-    tiles = in_prompt + end_of_own - first_of_own
-    begin = share * pl.cdiv(tiles, shares)
-    edges = begin, jnp.minimum(begin + pl.cdiv(tiles, shares), tiles)
-    return (
-        [first_in_prompt + jnp.minimum(edge, in_prompt) for edge in edges],
-        [first_of_own + jnp.maximum(edge - in_prompt, 0) for edge in edges],
-    )
+def _rotated(parts, eps):
+    """Heads after norm and RoPE; y is x with the halves of every head exchanged."""
+    x, y, x_norm, y_norm, cos, sin = parts
+    dtype, x, y = x.dtype, x.astype(FLOAT32), y.astype(FLOAT32)
+    inverse = jax.lax.rsqrt((x * x).sum(axis=1) / x.shape[1] + eps)[:, None]
+    x, y = (a * inverse * (1.0 + norm.astype(FLOAT32)) for a, norm in ((x, x_norm), (y, y_norm)))
+    x, y = (a.astype(dtype).astype(FLOAT32) for a in (x, y))
+    return (x * cos + y * sin).astype(dtype)
 
 
-def _softmax(q, keys_ref, values_ref, where, tiles, seen, state):
-    """Attention to some tiles of slots, of which those from seen[0] to seen[1] count (Milakov & Gimelshein, 2018)."""
-    row, kv_head, halves = where
+def _softmax(q, keys_ref, values_ref, where, tiles, seen):
+    """Attention to some tiles of slots, of which those from seen[0] to before seen[1] count (Milakov & Gimelshein, 2018)."""
+    (index, kv_head), (begin, end) = where, tiles
 
     def add(tile, state):
-        greatest, total, *out = state
+        greatest, total, out = state
         slots = tile * KEY_TILE + jax.lax.broadcasted_iota(jnp.int32, (KEY_TILE,), 0)
         here = pl.ds(tile * KEY_TILE, KEY_TILE)
-        scores = sum(dot_transposed(part, keys_ref[row, here, kv_head, at]) for part, at in zip(q, halves, strict=True))
-        scores = jnp.where(((slots >= seen[0]) & (slots <= seen[1]))[None], scores, 2 * LOWEST)
+        keys, values = (cache[index, here, kv_head, :] for cache in (keys_ref, values_ref))
+        scores = jnp.where(((slots >= seen[0]) & (slots < seen[1]))[None], dot_transposed(q, keys), 2 * LOWEST)
         now = jnp.maximum(greatest, scores.max(axis=1))
         fade, probs = jnp.exp(greatest - now), jnp.exp(scores - now[:, None])
-        values = [values_ref[row, here, kv_head, at] for at in halves]
-        out = [
-            part * fade[:, None] + jnp.dot(probs.astype(v.dtype), v, preferred_element_type=FLOAT32)
-            for part, v in zip(out, values, strict=True)
-        ]
-        return now, total * fade + probs.sum(axis=1), *out
+        out = out * fade[:, None] + jnp.dot(probs.astype(values.dtype), values, preferred_element_type=FLOAT32)
+        return now, total * fade + probs.sum(axis=1), out
 
-    begin, end = tiles
-    return jax.lax.fori_loop(begin, end, add, state)
+    nothing = jnp.full(q.shape[:1], LOWEST), jnp.zeros(q.shape[:1]), jnp.zeros(q.shape)
+    return jax.lax.fori_loop(begin, end, add, nothing)
 
 
 @partial(jax.jit, static_argnames="interpret")

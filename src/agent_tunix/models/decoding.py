@@ -100,7 +100,7 @@ def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) 
     def read(cache, tokens_B, slot, done_B):
         del done_B  # what a finished sequence reads is of no use, and no one else sees it
         x_RD = gemma3.embed(weights, arch, _filled(tokens_B, policies, rows))
-        rotations = gemma3.rotations(arch, first_R + slot)
+        rotations = [gemma3.both_halves(*angles) for angles in gemma3.rotations(arch, first_R + slot)]
         slot_1 = jnp.asarray(slot, jnp.int32)[None]
         delta_ZRD, after_D = jnp.zeros((1, *x_RD.shape), jnp.float32), jnp.zeros_like(weights.final_norm_D)
         written = []

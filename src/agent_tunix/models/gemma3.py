@@ -21,7 +21,7 @@ from agent_tunix.models.attention import attend
 from agent_tunix.models.low_rank import adapted
 from agent_tunix.models.mesh import cut
 from agent_tunix.models.quantisation import Matrix, dequantise
-from agent_tunix.types import pytree
+from agent_tunix.types import Prompts, pytree
 
 if TYPE_CHECKING:
     from agent_tunix.models.lora import Adapters
@@ -95,11 +95,47 @@ def forward(
     past: tuple[Segment, ...] = (),
 ) -> tuple[jax.Array, Segment]:
     """Reads tokens after `past`; returns the normalised hidden states and the segment these tokens make."""
+    past_kv = tuple((segment.keys_LBSKN, segment.values_LBSKN) for segment in past)
+
+    def read(q_BTHN, k_BTKN, v_BTKN, past_kv, window):
+        segments = [(k, v, segment.positions_BS) for (k, v), segment in zip(past_kv, past, strict=True)]
+        return attend(q_BTHN, positions_BT, [*segments, (k_BTKN, v_BTKN, positions_BT)], window)
+
     # Of many tokens every device reads its rows and is sent the weights; of one, all rows, with the weights that it has.
     stream = ("fsdp", None, None) if tokens_BT.shape[1] > 1 else (None, None, "fsdp")
+    hidden_BTD, (keys, values) = _through(weights, adapters, arch, tokens_BT, positions_BT, stream, past_kv, read)
+    return hidden_BTD, Segment(keys, values, positions_BT)
+
+
+def forward_groups(
+    weights: Weights, adapters: Adapters | None, arch: Architecture, prompts: Prompts, tokens_BC, positions_BC
+) -> tuple[jax.Array, jax.Array]:
+    """Hidden states of prompts, [P, S, D], and of their completions, [B, C, D], which share every product of a layer.
+
+    A prompt and its group are one row, so that the rows of a policy lie together, and those of a device.
+    """
+    P, S = prompts.tokens_PS.shape
+    own = jnp.concatenate([prompts.tokens_PS, tokens_BC.reshape(P, -1)], axis=1)
+    positions = jnp.concatenate([prompts.positions_PS, positions_BC.reshape(P, -1)], axis=1)
+
+    def apart(x):
+        return x[:, :S], x[:, S:].reshape(*tokens_BC.shape, *x.shape[2:])
+
+    def read(q, k, v, _, window):
+        (q_prompt, q_own), (k_prompt, k_own), (v_prompt, v_own) = map(apart, (q, k, v))
+        prompt = k_prompt, v_prompt, prompts.positions_PS
+        h_PSD = attend(q_prompt, prompts.positions_PS, [prompt], window)
+        h_BCD = attend(q_own, positions_BC, [prompt, (k_own, v_own, positions_BC)], window)
+        return jnp.concatenate([h_PSD, h_BCD.reshape(P, -1, h_BCD.shape[-1])], axis=1)
+
+    hidden, _ = _through(weights, adapters, arch, own, positions, ("fsdp", None, None), (), read, keep=False)
+    return apart(hidden)
+
+
+def _through(weights, adapters, arch: Architecture, tokens_BT, positions_BT, stream, past_kv, read, keep=True):
+    """Tokens through all layers: normalised hidden states, and every layer's keys and values if they are kept."""
     x_BTD = cut(embed(weights, arch, tokens_BT), *stream)
     of_layers = rotations(arch, positions_BT[..., None])
-    past_positions = [segment.positions_BS for segment in past]
 
     @jax.checkpoint
     def layer(x_BTD, per_layer):
@@ -113,10 +149,7 @@ def forward(
         v_BTKN = _heads(_project(h_BTD, w.v_proj, lora.get("v_proj")), arch.num_kv_heads)
         q_BTHN = _rotate(rms_norm(q_BTHN, w.q_norm, arch.norm_eps), *cos_sin) * arch.query_scale
         k_BTKN = _rotate(rms_norm(k_BTKN, w.k_norm, arch.norm_eps), *cos_sin)
-        segments = [(k, v, pos) for (k, v), pos in zip(past_kv, past_positions, strict=True)]
-        segments.append((k_BTKN, v_BTKN, positions_BT))
-        h_BTD = attend(q_BTHN, positions_BT, segments, window)
-        h_BTD = _project(h_BTD, w.o_proj, lora.get("o_proj"))
+        h_BTD = _project(read(q_BTHN, k_BTKN, v_BTKN, past_kv, window), w.o_proj, lora.get("o_proj"))
         x_BTD = cut(x_BTD + rms_norm(h_BTD, w.post_attention_norm, arch.norm_eps), *stream)
 
         h_BTD = rms_norm(x_BTD, w.pre_feedforward_norm, arch.norm_eps)
@@ -125,12 +158,11 @@ def forward(
         h_BTF = cut(jax.nn.gelu(gate_BTF, approximate=True) * up_BTF, stream[0], None, "tp")
         h_BTD = _project(h_BTF, w.down_proj, lora.get("down_proj"))
         x_BTD = cut(x_BTD + rms_norm(h_BTD, w.post_feedforward_norm, arch.norm_eps), *stream)
-        return x_BTD, (k_BTKN, v_BTKN)
+        return x_BTD, (k_BTKN, v_BTKN) if keep else None
 
-    past_kv = tuple((segment.keys_LBSKN, segment.values_LBSKN) for segment in past)
     lora = adapters.by_module() if adapters is not None else {}
-    x_BTD, (keys, values) = jax.lax.scan(layer, x_BTD, (weights.layers, lora, arch.is_global(), past_kv))
-    return rms_norm(x_BTD, weights.final_norm_D, arch.norm_eps), Segment(keys, values, positions_BT)
+    x_BTD, kept = jax.lax.scan(layer, x_BTD, (weights.layers, lora, arch.is_global(), past_kv))
+    return rms_norm(x_BTD, weights.final_norm_D, arch.norm_eps), kept
 
 
 def embed(weights: Weights, arch: Architecture, tokens: jax.Array) -> jax.Array:
@@ -198,6 +230,10 @@ def rotations(arch: Architecture, positions: jax.Array) -> tuple[tuple[jax.Array
 
 def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     """Halves (a, b) of every head become (a cos - b sin, b cos + a sin)."""
-    x32, half = x.astype(jnp.float32), x.shape[-1] // 2
-    cos, sin = jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
+    x32, half, (cos, sin) = x.astype(jnp.float32), x.shape[-1] // 2, both_halves(cos, sin)
     return (x32 * cos + jnp.roll(x32, half, axis=-1) * sin).astype(x.dtype)
+
+
+def both_halves(cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What each number of a head is multiplied with, and what the one half a head away is, to rotate it by RoPE."""
+    return jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
