@@ -16,17 +16,19 @@ from functools import partial
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from agent_tunix.algorithm.loss import LossStats
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine import ahead
 from agent_tunix.engine.ahead import Program
 from agent_tunix.engine.batch import cut_to, widened
 from agent_tunix.engine.rollout import Draw, Sampling, sample
-from agent_tunix.engine.update import UpdateStats, reference_logprobs, update, update_together
+from agent_tunix.engine.update import UpdateStats, gradients_together, reference_logprobs, update, update_one_of
 from agent_tunix.errors import DivergenceError
 from agent_tunix.models.gemma3 import Architecture, Weights
-from agent_tunix.models.lora import Adapters
+from agent_tunix.models.lora import Adapters, Trainable
 from agent_tunix.models.mesh import on_mesh_of
 from agent_tunix.types import Batch, Rollouts, TrainState
 
@@ -40,6 +42,11 @@ class DeviceRequest(abc.ABC):
     @abc.abstractmethod
     def program(requests: Sequence[Any]) -> Program:
         """The call that serves all of them."""
+
+    @classmethod
+    def programs(cls, requests: Sequence[Any]) -> tuple[Program, ...]:
+        """All that an answer will call."""
+        return (cls.program(requests),)
 
     @classmethod
     def answer(cls, requests: Sequence[Any]) -> Sequence[Any]:
@@ -128,18 +135,42 @@ class Update(DeviceRequest):
     @staticmethod
     def program(requests: Sequence[Update]) -> Program:
         first = requests[0]
-        static = {"arch": first.arch, "micro_batches": first.micro_batches, "optimizer": first.optimizer}
+        static = {"arch": first.arch, "micro_batches": first.micro_batches}
         if len(requests) == 1:
-            return Program(update, (first.state, first.batch, first.weights, first.h, first.max_kl), static)
-        states, hs, max_kls = zip(*((r.state, r.h, r.max_kl) for r in requests), strict=True)
-        return Program(update_together, (states, widened([r.batch for r in requests]), first.weights, hs, max_kls), static)
+            given = (first.state, first.batch, first.weights, first.h, first.max_kl)
+            return Program(update, given, static | {"optimizer": first.optimizer})
+        adapters, hs = zip(*((r.state.trainable, r.h) for r in requests), strict=True)
+        return Program(gradients_together, (adapters, widened([r.batch for r in requests]), first.weights, hs), static)
+
+    @classmethod
+    def programs(cls, requests: Sequence[Update]) -> tuple[Program, ...]:
+        if len(requests) == 1:
+            return super().programs(requests)
+        state, K = requests[0].state, len(requests)
+        grads = jax.tree.map(lambda x: _shape((x.shape[0], K, *x.shape[1:]), x), state.trainable)
+        of_each: Any = [_shape((K,), state.step, jnp.float32)] * len(dataclasses.fields(LossStats))
+        return cls.program(requests), requests[0].own_step(0, grads, LossStats(*of_each))
 
     @classmethod
     def answer(cls, requests: Sequence[Update]) -> Sequence[tuple[TrainState, UpdateStats]]:
         found: Any = super().answer(requests)
-        found = [found] if len(requests) == 1 else found
-        _send_to_host([(state.step, stats) for state, stats in found])
-        return found
+        if len(requests) == 1:
+            updated = [found]
+        else:
+            with on_mesh_of(requests[0].weights):
+                updated = [ahead.run(request.own_step(index, *found)) for index, request in enumerate(requests)]
+        _send_to_host([(state.step, stats) for state, stats in updated])
+        return updated
+
+    def own_step(self, index: int, grads: Trainable, stats_K: LossStats) -> Program:
+        """The step by the gradient at this index of those of several policies."""
+        given = (self.state, index, grads, stats_K, self.h, self.max_kl)
+        return Program(update_one_of, given, {"arch": self.arch, "optimizer": self.optimizer})
+
+
+def _shape(shape: tuple[int, ...], beside: Any, dtype: Any = None) -> jax.ShapeDtypeStruct:
+    """Of an array to come, which will lie where another does."""
+    return jax.ShapeDtypeStruct(shape, dtype or beside.dtype, sharding=beside.sharding)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +183,8 @@ class Foresight:
     @staticmethod
     def answer(foresights: Sequence[Foresight]) -> Sequence[None]:
         for requests in zip(*(f.requests for f in foresights), strict=True):
-            ahead.begin(requests[0].program(requests), partial(on_mesh_of, requests[0].weights))
+            for program in requests[0].programs(requests):
+                ahead.begin(program, partial(on_mesh_of, requests[0].weights))
         return [None] * len(foresights)
 
 

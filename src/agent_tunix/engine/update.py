@@ -6,7 +6,7 @@ not depend on how it was sliced. A group's prompt is read once and its gradient 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine import compiler
 from agent_tunix.models import gemma3
 from agent_tunix.models.gemma3 import Architecture, Weights
-from agent_tunix.models.lora import Adapters, Trainable, policies
+from agent_tunix.models.lora import Adapters, Trainable, policy, stack
 from agent_tunix.models.mesh import cut, keep_in_place
 from agent_tunix.types import Batch, Prompts, TrainState, pytree
 
@@ -45,33 +45,80 @@ def evaluation_trainable(state: TrainState, optimizer: str) -> Trainable:
     return optimizers.evaluation_params(state.optimizer, state.trainable, optimizer)
 
 
-def _updates(
-    states: tuple[TrainState, ...],
-    batches: tuple[Batch, ...],
+@partial(
+    jax.jit,
+    static_argnames=("arch", "micro_batches", "optimizer"),
+    donate_argnames="state",
+    compiler_options=compiler.OPTIONS,
+)
+def update(
+    state: TrainState,
+    batch: Batch,
     weights: Weights,
-    hs: tuple[Hyperparameters, ...],
-    max_kls: tuple[ArrayLike, ...],
+    h: Hyperparameters,
+    max_kl: ArrayLike,
+    *,
     arch: Architecture,
     micro_batches: int,
     optimizer: str = "adamw",
-) -> tuple[tuple[TrainState, UpdateStats], ...]:
-    """A step of each of several states, which share every product with the base: all their rows go through it at once."""
-    trainables = tuple(state.trainable for state in states)
-    zeros = jax.tree.map(jnp.zeros_like, trainables)
+) -> tuple[TrainState, UpdateStats]:
+    """A step of one state, which is used up."""
+    grads, stats_K = _gradients(state.trainable, (batch,), weights, (h,), arch, micro_batches)
+    return _finish(state, grads, _at(0, stats_K), h, max_kl, arch, optimizer)
+
+
+@partial(jax.jit, static_argnames=("arch", "micro_batches"), compiler_options=compiler.OPTIONS)
+def gradients_together(
+    adapters: tuple[Adapters, ...],
+    batches: tuple[Batch, ...],
+    weights: Weights,
+    hs: tuple[Hyperparameters, ...],
+    *,
+    arch: Architecture,
+    micro_batches: int,
+) -> tuple[Trainable, LossStats]:
+    """Gradients of several policies, stacked as their adapters are, and what is to be said of their losses.
+
+    They share every product with the base: all their rows go through it at once.
+    """
+    return _gradients(stack(adapters), batches, weights, hs, arch, micro_batches)
+
+
+@partial(jax.jit, static_argnames=("arch", "optimizer"), compiler_options=compiler.OPTIONS)
+def update_one_of(
+    state: TrainState,
+    index: ArrayLike,
+    grads: Trainable,
+    stats_K: LossStats,
+    h: Hyperparameters,
+    max_kl: ArrayLike,
+    *,
+    arch: Architecture,
+    optimizer: str,
+) -> tuple[TrainState, UpdateStats]:
+    """A step of one state by its own of several policies' gradients: a small program, that all of them have in common."""
+    return _finish(state, _at(index, grads, axis=1), _at(index, stats_K), h, max_kl, arch, optimizer)
+
+
+def _at(index: ArrayLike, stacked: Any, axis: int = 0) -> Any:
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, axis, keepdims=False), stacked)
+
+
+def _gradients(trainable, batches, weights, hs, arch, micro_batches: int) -> tuple[Trainable, LossStats]:
+    """The mean gradient over all sequences, of one policy or of several that are stacked."""
 
     def accumulate(carry, part):
         loss = partial(_loss, part=part, weights=weights, hs=hs, arch=arch)
-        (_, stats), grads = jax.value_and_grad(loss, has_aux=True)(trainables)
-        return jax.tree.map(jnp.add, carry, grads), stats
+        (_, stats_K), grads = jax.value_and_grad(loss, has_aux=True)(trainable)
+        return jax.tree.map(jnp.add, carry, grads), stats_K
 
-    total, stats = jax.lax.scan(accumulate, zeros, _micro_batches(batches, micro_batches))
+    zeros = jax.tree.map(jnp.zeros_like, trainable)
+    total, stats_NK = jax.lax.scan(accumulate, zeros, _micro_batches(batches, micro_batches))
     sequences = batches[0].tokens_BC.shape[0]
-    grads, stats = jax.tree.map(lambda g: g / sequences, total), jax.tree.map(lambda s: s.sum(axis=0) / sequences, stats)
-    finish = partial(_finish, arch=arch, optimizer=optimizer)
-    return _each(finish, zip(states, grads, stats, hs, max_kls, strict=True))
+    return jax.tree.map(lambda g: g / sequences, total), jax.tree.map(lambda s: s.sum(axis=0) / sequences, stats_NK)
 
 
-def _finish(state, grads, stats, h, max_kl, *, arch, optimizer) -> tuple[TrainState, UpdateStats]:
+def _finish(state, grads, stats, h, max_kl, arch, optimizer: str) -> tuple[TrainState, UpdateStats]:
     """One step of the optimizer of that name; where numbers are out of hand the step counts, but nothing else changes."""
     trainable, moments, change = optimizers.step(grads, state.optimizer, state.trainable, h, optimizer)
     grad_norm = optax.tree.norm(grads)
@@ -82,19 +129,6 @@ def _finish(state, grads, stats, h, max_kl, *, arch, optimizer) -> tuple[TrainSt
     lr = jnp.asarray(h.learning_rate)
     stats = UpdateStats(stats, lr, grad_norm, optax.tree.norm(change), survival, applied)
     return keep_in_place(TrainState(trainable, moments, state.step + 1), arch), stats
-
-
-STATIC = ("arch", "micro_batches", "optimizer")
-update_together = jax.jit(_updates, static_argnames=STATIC, compiler_options=compiler.OPTIONS)
-
-
-@partial(jax.jit, static_argnames=STATIC, donate_argnames="state", compiler_options=compiler.OPTIONS)
-def update(
-    state: TrainState, batch: Batch, weights: Weights, h: Hyperparameters, max_kl: ArrayLike, **static: Any
-) -> tuple[TrainState, UpdateStats]:
-    """A step of one state, which is used up."""
-    (result,) = _updates((state,), (batch,), weights, (h,), (max_kl,), **static)
-    return result
 
 
 @partial(jax.jit, static_argnames=("arch", "micro_batches"), compiler_options=compiler.OPTIONS)
@@ -118,19 +152,13 @@ def reference_logprobs(
     return tuple(x.reshape(batches[0].tokens_BC.shape) for x in jnp.split(found, len(batches), axis=1))
 
 
+def _by_policy(values: Sequence[ArrayLike]) -> jax.Array:
+    return jnp.stack([jnp.asarray(value, jnp.float32) for value in values])
+
+
 def _by_row(values: Sequence[ArrayLike], rows: jax.Array) -> jax.Array:
     """The value of each policy for each of its rows."""
-    return jnp.repeat(jnp.stack([jnp.asarray(value, jnp.float32) for value in values]), len(rows) // len(values))
-
-
-def _each(function: Callable[..., Any], members: Iterable[tuple]) -> tuple:
-    """The function of every member's arguments: of several, stacked and at once."""
-    arguments = list(members)
-    if len(arguments) == 1:
-        return (function(*arguments[0]),)
-    stacked = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *arguments)
-    results = jax.vmap(function)(*stacked)
-    return tuple(jax.tree.map(lambda leaf, k=k: leaf[k], results) for k in range(len(arguments)))
+    return jnp.repeat(_by_policy(values), len(rows) // len(values))
 
 
 def completion_logprobs(
@@ -155,20 +183,20 @@ def completion_logprobs(
 
 
 def _loss(
-    trainables: tuple[Trainable, ...], part: Batch, weights: Weights, hs: tuple[Hyperparameters, ...], arch: Architecture
-) -> tuple[jax.Array, tuple[LossStats, ...]]:
-    """The sum of the losses of several policies, whose rows lie one policy after another."""
+    trainable: Trainable, part: Batch, weights: Weights, hs: tuple[Hyperparameters, ...], arch: Architecture
+) -> tuple[jax.Array, LossStats]:
+    """The sum of the losses of K policies, whose rows lie one policy after another, and of each what is to be said of it."""
     temperature_B = _by_row([h.temperature for h in hs], part.tokens_BC)
     logprobs_BC, entropy_BC = completion_logprobs(
-        *policies(weights, trainables), part.prompts, part.tokens_BC, part.mask_BC, arch=arch, temperature=temperature_B
+        *policy(weights, trainable), part.prompts, part.tokens_BC, part.mask_BC, arch=arch, temperature=temperature_B
     )
     inputs = LossInputs(
         logprobs_BC, part.old_logprobs_BC, part.reference_logprobs_BC, entropy_BC, part.mask_BC, part.advantages_B
     )
-    own = [jax.tree.map(lambda x, k=k: jnp.split(x, len(hs))[k], inputs) for k in range(len(hs))]
-    found = _each(lambda inputs, h: grpo_loss(inputs, h.clip_epsilon, h.kl_beta), zip(own, hs, strict=True))
-    losses, stats = zip(*found, strict=True)
-    return sum(losses), stats
+    of_each = jax.tree.map(lambda x: x.reshape(len(hs), -1, *x.shape[1:]), inputs)
+    epsilon_K, beta_K = _by_policy([h.clip_epsilon for h in hs]), _by_policy([h.kl_beta for h in hs])
+    losses_K, stats_K = jax.vmap(grpo_loss)(of_each, epsilon_K, beta_K)
+    return losses_K.sum(), stats_K
 
 
 def _micro_batches(members: tuple, count: int):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import typing
 from collections.abc import Sequence
 
 import jax
@@ -51,14 +50,6 @@ def policy(base: Weights, trainable: Trainable) -> tuple[Weights, Adapters | Non
     if isinstance(trainable, Adapters):
         return base, trainable
     return jax.tree.map(lambda master, stored: master.astype(stored.dtype), trainable, base), None
-
-
-def policies(base: Weights, trainables: Sequence[Trainable]) -> tuple[Weights, Adapters | None]:
-    """The weights and adapters that make several trained policies over one base, as `stack` has them; or one alone."""
-    first, *others = trainables
-    if not others:
-        return policy(base, first)
-    return base, stack(typing.cast(Sequence[Adapters], trainables))
 
 
 def masters(weights: Weights) -> Weights:

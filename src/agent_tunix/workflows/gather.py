@@ -107,26 +107,36 @@ def update_of(r: Run, state: TrainState, batch: Batch, step: int, rate_scale: fl
 
 
 def foreseen(r: Run) -> tuple[Sample | Reference | Update, ...]:
-    """What a step on one device will ask for, if it trains adapters by GRPO and its completions are as long as can be.
+    """What a run on one device will ask for, if it trains adapters by GRPO and its completions are as long as can be.
 
-    Known before any weight is read; what takes longest to compile comes first.
+    Known before any weight is read. The first evaluation comes first, then the rest, the longest to compile before others.
     """
     if r.cfg.training.method == "supervised" or r.cfg.model.lora_rank == 0 or r.model.mesh.size > 1:
         return ()
     r = dataclasses.replace(r, model=r.model.outline())
-    to_come = partial(rows_to_come, mesh=r.model.mesh)
-    ids_PS = to_come((r.cfg.training.prompts_per_step, r.task.prompt_width), jnp.int32)
-    B, C = ids_PS.shape[0] * r.sampling.num_generations, r.sampling.max_steps
-    prompts, numbers_BC = Prompts(ids_PS, ids_PS), to_come((B, C), jnp.float32)
-    batch = Batch(prompts, to_come((B, C), jnp.int32), to_come((B, C), bool), numbers_BC, None, to_come((B,), jnp.float32))
     state = setup.state_shapes(r.cfg, r.model)
     weights, adapters = policy(r.model.weights, state.trainable)
-    draw = Draw(adapters, prompts, jax.eval_shape(r.key, 0, Purpose.ROLLOUT), r.cfg.generation.temperature)
-    sample = Sample(weights, draw, r.model.arch, r.sampling)
+    to_come = partial(rows_to_come, mesh=r.model.mesh)
+
+    def sample_of(rows: int, sampling: Sampling, temperature: float) -> Sample:
+        ids_PS = to_come((rows, r.task.prompt_width), jnp.int32)
+        key = jax.eval_shape(r.key, 0, Purpose.ROLLOUT)
+        return Sample(weights, Draw(adapters, Prompts(ids_PS, ids_PS), key, temperature), r.model.arch, sampling)
+
+    evaluation = sample_of(min(r.cfg.evaluation.batch_size, len(r.task.validation)), greedy(r.sampling), 1.0)
+    sample = sample_of(r.cfg.training.prompts_per_step, r.sampling, r.cfg.generation.temperature)
+    shape = (r.cfg.training.prompts_per_step * r.sampling.num_generations, r.sampling.max_steps)
+    numbers_BC, numbers_B = to_come(shape, jnp.float32), to_come(shape[:1], jnp.float32)
+    batch = Batch(sample.draw.prompts, to_come(shape, jnp.int32), to_come(shape, bool), numbers_BC, None, numbers_B)
     if r.cfg.grpo.beta == 0:
-        return update_of(r, state, batch, 1), sample
+        return evaluation, update_of(r, state, batch, 1), sample
     with_reference = dataclasses.replace(batch, reference_logprobs_BC=numbers_BC)
-    return update_of(r, state, with_reference, 1), sample, reference_of(r, batch)
+    return evaluation, update_of(r, state, with_reference, 1), sample, reference_of(r, batch)
+
+
+def greedy(sampling: Sampling) -> Sampling:
+    """One completion of each prompt, of the likeliest tokens."""
+    return dataclasses.replace(sampling, num_generations=1, greedy=True)
 
 
 def _demonstrations(r: Run, examples: Sequence[Example], prompts: Prompts) -> Gathered:

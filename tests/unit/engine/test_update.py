@@ -72,8 +72,8 @@ def loss_and_gradient(weights, arch):
     """Of a batch; the gradient is that of the sum over sequences, before any optimizer."""
 
     def loss(adapters, batch):
-        value, (stats,) = update_module._loss((adapters,), batch, weights, (H,), arch)
-        return value, stats
+        value, stats_K = update_module._loss(adapters, batch, weights, (H,), arch)
+        return value, jax.tree.map(lambda stat_K: stat_K[0], stats_K)
 
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 

@@ -14,10 +14,12 @@ from agent_tunix.config.schema import Config
 from agent_tunix.engine import ahead
 from agent_tunix.engine.metrics import Clock
 from agent_tunix.engine.population import Foresight, Reference, Sample, together
+from agent_tunix.engine.rng import Purpose
 from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.types import Rollouts
 from agent_tunix.workflows import setup
-from agent_tunix.workflows.gather import Run, foreseen, gather, update_of
+from agent_tunix.workflows.evaluate import complete
+from agent_tunix.workflows.gather import Run, foreseen, gather, greedy, update_of
 from agent_tunix.workflows.train import prepare
 
 PROMPTS, GENERATIONS, STEPS = 2, 2, 8
@@ -77,8 +79,8 @@ def test_without_kl_no_reference_is_asked_for():
 
 
 @pytest.mark.parametrize("members", [1, 2])
-def test_a_step_asks_for_what_was_foreseen_and_for_nothing_else(members, monkeypatch):
-    """Every program that a step runs, of one run and of two at once, is one that was begun ahead."""
+def test_evaluation_and_step_ask_for_what_was_foreseen_and_for_nothing_else(members, monkeypatch):
+    """Every program that they run, of one run and of two at once, is one that was begun ahead."""
     begun, ran = set(), set()
     monkeypatch.setattr(ahead, "begin", lambda program, context: begun.add(program.signature()))
     run_program = ahead.run
@@ -89,12 +91,14 @@ def test_a_step_asks_for_what_was_foreseen_and_for_nothing_else(members, monkeyp
         yield Foresight(foreseen(run))
         assert "weights" not in vars(run.model), "what is to come is known before weights are read"
         state = setup.new_state(run.cfg, run.model)
+        asked = (run.model, state.trainable, run.task.validation, run.task.prompt_width, run.cfg.evaluation.batch_size)
+        yield from complete(*asked, greedy(run.sampling), 1.0, run.key(0, Purpose.EVALUATION))
         gathered = yield from gather(run, state, 0, Clock())
         state, _ = yield update_of(run, state, gathered.batch, 1)
         return int(state.step)
 
     assert together([step(run) for run in runs]) == [1] * members
-    assert len(ran) == 3
+    assert len(ran) == 3 + members, "of several, a step has its gradients and then each run's own part"
     assert ran == begun
 
 
