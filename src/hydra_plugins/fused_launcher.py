@@ -5,6 +5,8 @@ Hydra finds this module by the name of its folder. It is imported at every start
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
+from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 LAUNCHER = {"_target_": "hydra_plugins.fused_launcher.FusedLauncher", "fuse": "auto"}
@@ -29,6 +32,17 @@ class FusedLauncher(BasicLauncher):
         super().__init__()
         self.fuse = fuse
 
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        hydra_context.config_loader = _Composer(hydra_context.config_loader)  # type: ignore[assignment]
+        super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
+        import jax
+
+        def start() -> None:
+            with contextlib.suppress(RuntimeError):  # is raised again, and answered for, where the device is used
+                jax.devices()
+
+        threading.Thread(target=start, daemon=True).start()  # a GPU starts while Hydra composes
+
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         task, self.task_function = self.task_function, lambda composed: None
         composed = super().launch(job_overrides, initial_job_idx)
@@ -40,6 +54,24 @@ class FusedLauncher(BasicLauncher):
         for job, accuracy in zip(composed, run_sweep(composed, self.fuse), strict=True):
             job.return_value = accuracy
         return composed
+
+
+class _Composer:
+    """Composes a job once, where Hydra would do it twice: to see whether it can be done, and to run it."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._composed: dict[tuple[str, ...], DictConfig] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        job = tuple(sweep_overrides)
+        if job in self._composed:
+            return self._composed.pop(job)
+        self._composed[job] = self._loader.load_sweep_config(master_config, sweep_overrides)
+        return self._composed[job]
 
 
 class CloseSweep(Callback):

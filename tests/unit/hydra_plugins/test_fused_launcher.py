@@ -1,0 +1,30 @@
+"""Hydra asks for every job of a sweep twice, and changes what it is given the second time."""
+
+from __future__ import annotations
+
+from omegaconf import OmegaConf
+
+from hydra_plugins.fused_launcher import _Composer
+
+
+class Loader:
+    """Hydra's loader, as far as a sweep asks it."""
+
+    calls = 0
+    search_path = "conf"
+
+    def load_sweep_config(self, master_config, sweep_overrides):
+        self.calls += 1
+        return OmegaConf.from_dotlist([*master_config, *sweep_overrides])
+
+
+def test_a_job_is_composed_once_to_be_checked_and_run_and_anew_if_it_is_run_again():
+    loader, jobs = Loader(), (["rate=1"], ["rate=2"])
+    composer = _Composer(loader)
+    for _ in range(2):
+        checked = [composer.load_sweep_config(master_config=["seed=0"], sweep_overrides=job) for job in jobs]
+        run = [composer.load_sweep_config(["seed=0"], job) for job in jobs]
+        assert run == checked == [{"seed": 0, "rate": 1}, {"seed": 0, "rate": 2}]
+        run[0].rate = 5
+    assert loader.calls == 4
+    assert composer.search_path == "conf"
