@@ -20,7 +20,7 @@ from agent_tunix.models.kernels import FLOAT32, LEAST_TILE, call, dot_transposed
 
 KEY_TILE = 32
 LEAST_SHARES, MOST_SHARES = 4, 8  # of what a sequence sees
-PROGRAMS = 512  # about
+PROGRAMS = 512  # about; a sequence has more shares where there are few sequences
 LOWEST = -1e30  # a score that counts nothing, yet whose differences are finite
 
 
@@ -66,8 +66,8 @@ def _attend_kernel(rows, size, qkv_ref, q_norm, k_norm, cos_ref, sin_ref, slot_r
     row, kv_head, share = (pl.program_id(axis) for axis in range(3))
     (R, _, H, N), K, S = out_ref.shape, k_ref.shape[2], prompt_k.shape[1]
     # Of heads that share keys there may be any number, of a kernel's rows powers of two: the last head is computed again.
-    G, slot = 1 << (H // K - 1).bit_length(), slot_ref[0]
-    heads = _heads(kv_head, H // K, jax.lax.broadcasted_iota(jnp.int32, (G,), 0))
+    Q, slot = 1 << (H // K - 1).bit_length(), slot_ref[0]
+    heads = _heads(kv_head, H // K, jax.lax.broadcasted_iota(jnp.int32, (Q,), 0))
     q_parts = _rotary_parts(qkv_ref, row, heads, q_norm, cos_ref, sin_ref)
     before = S + slot + 1 - rows.window  # slots out of the window
 
@@ -76,10 +76,10 @@ def _attend_kernel(rows, size, qkv_ref, q_norm, k_norm, cos_ref, sin_ref, slot_r
 
     def see_token():
         """The token sees itself, and goes into the cache."""
-        k = _rotated(_rotary_parts(qkv_ref, row, jnp.full((G,), H + kv_head), k_norm, cos_ref, sin_ref), rows.eps)
-        v = qkv_ref[row, jnp.full((G,), H + K + kv_head), :]
+        k = _rotated(_rotary_parts(qkv_ref, row, jnp.full((Q,), H + kv_head), k_norm, cos_ref, sin_ref), rows.eps)
+        v = qkv_ref[row, jnp.full((Q,), H + K + kv_head), :]
         for cache, x in zip(stored, (k, v), strict=True):
-            cache[row, jnp.full((G,), slot), kv_head, :] = x  # the same for every head of the query
+            cache[row, jnp.full((Q,), slot), kv_head, :] = x  # the same for every head of the query
         out_ref[row, share, heads, :] = v
         log_ref[row, share, heads] = (queries().astype(FLOAT32) * k.astype(FLOAT32)).sum(axis=1)
 
@@ -89,15 +89,15 @@ def _attend_kernel(rows, size, qkv_ref, q_norm, k_norm, cos_ref, sin_ref, slot_r
 
         @pl.when(begin >= end)
         def see_nothing():
-            out_ref[row, share, heads, :] = jnp.zeros((G, N), out_ref.dtype)
-            log_ref[row, share, heads] = jnp.full((G,), LOWEST)
+            out_ref[row, share, heads, :] = jnp.zeros((Q, N), out_ref.dtype)
+            log_ref[row, share, heads] = jnp.full((Q,), LOWEST)
 
         @pl.when(begin < end)
         def see_something():
-            times = max(1, LEAST_TILE // G)  # to fill a tile
-            q = jnp.broadcast_to(queries()[:, None], (G, times, N)).reshape(G * times, N)
+            times = max(1, LEAST_TILE // Q)  # to fill a tile
+            q = jnp.broadcast_to(queries()[:, None], (Q, times, N)).reshape(Q * times, N)
             greatest, total, out = _softmax(q, keys_ref, values_ref, (index, kv_head), (begin, end), seen)
-            repeated = _heads(kv_head, H // K, jax.lax.broadcasted_iota(jnp.int32, (G * times,), 0) // times)
+            repeated = _heads(kv_head, H // K, jax.lax.broadcasted_iota(jnp.int32, (Q * times,), 0) // times)
             out_ref[row, share, repeated, :] = (out / total[:, None]).astype(out_ref.dtype)
             log_ref[row, share, repeated] = greatest + jnp.log(total)
 
