@@ -109,7 +109,7 @@ def update_of(r: Run, state: TrainState, batch: Batch, step: int, rate_scale: fl
 def foreseen(r: Run) -> tuple[Sample | Reference | Update, ...]:
     """What a run on one device will ask for, if it trains adapters by GRPO and its completions are as long as can be.
 
-    Known before any weight is read. The first evaluation comes first, then the rest, the longest to compile before others.
+    Known before any weight is read. The evaluation comes first, then the rest, the longest to compile before others.
     """
     if r.cfg.training.method == "supervised" or r.cfg.model.lora_rank == 0 or r.model.mesh.size > 1:
         return ()
@@ -123,20 +123,23 @@ def foreseen(r: Run) -> tuple[Sample | Reference | Update, ...]:
         key = jax.eval_shape(r.key, 0, Purpose.ROLLOUT)
         return Sample(weights, Draw(adapters, Prompts(ids_PS, ids_PS), key, temperature), r.model.arch, sampling)
 
-    evaluation = sample_of(min(r.cfg.evaluation.batch_size, len(r.task.validation)), greedy(r.sampling), 1.0)
+    held_out = min(r.cfg.evaluation.batch_size, len(r.task.validation))
+    evaluation = [sample_of(held_out, *way) for way in evaluation_ways(r)]
     sample = sample_of(r.cfg.training.prompts_per_step, r.sampling, r.cfg.generation.temperature)
     shape = (r.cfg.training.prompts_per_step * r.sampling.num_generations, r.sampling.max_steps)
     numbers_BC, numbers_B = to_come(shape, jnp.float32), to_come(shape[:1], jnp.float32)
     batch = Batch(sample.draw.prompts, to_come(shape, jnp.int32), to_come(shape, bool), numbers_BC, None, numbers_B)
     if r.cfg.grpo.beta == 0:
-        return evaluation, update_of(r, state, batch, 1), sample
+        return *evaluation, update_of(r, state, batch, 1), sample
     with_reference = dataclasses.replace(batch, reference_logprobs_BC=numbers_BC)
-    return evaluation, update_of(r, state, with_reference, 1), sample, reference_of(r, batch)
+    return *evaluation, update_of(r, state, with_reference, 1), sample, reference_of(r, batch)
 
 
-def greedy(sampling: Sampling) -> Sampling:
-    """One completion of each prompt, of the likeliest tokens."""
-    return dataclasses.replace(sampling, num_generations=1, greedy=True)
+def evaluation_ways(r: Run) -> list[tuple[Sampling, float]]:
+    """How held-out problems are answered, and at which temperature: greedily and, if that is asked for, as in training."""
+    one = dataclasses.replace(r.sampling, num_generations=1)
+    as_trained = [(one, r.cfg.generation.temperature)] if r.cfg.evaluation.sampled else []
+    return [(dataclasses.replace(one, greedy=True), 1.0), *as_trained]
 
 
 def _demonstrations(r: Run, examples: Sequence[Example], prompts: Prompts) -> Gathered:

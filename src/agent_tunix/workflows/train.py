@@ -34,7 +34,7 @@ from agent_tunix.workflows.diagnosis.examination import early_warnings
 from agent_tunix.workflows.display import Bars, Display, print_summary
 from agent_tunix.workflows.evaluate import complete, grade
 from agent_tunix.workflows.examples import Notice
-from agent_tunix.workflows.gather import Run, foreseen, gather, greedy, update_of, with_demonstrations
+from agent_tunix.workflows.gather import Run, evaluation_ways, foreseen, gather, update_of, with_demonstrations
 from agent_tunix.workflows.plan import make_plan
 from agent_tunix.workflows.report.page import report_on
 
@@ -208,13 +208,13 @@ def evaluate_policy(r: Run, state: TrainState, desk: Desk) -> Conversation[list[
     trainable = evaluation_trainable(state, r.cfg.optimizer.optimizer_name)
     common = (r.model, trainable, examples, r.task.prompt_width, r.cfg.evaluation.batch_size)
     key = r.key(step, Purpose.EVALUATION)
-    texts = yield from complete(*common, greedy(r.sampling), 1.0, key)
+    greedy, *as_trained = evaluation_ways(r)
+    texts = yield from complete(*common, *greedy, key)
     missing = step not in [record["step"] for record in validations(desk.folder)]
     if processes.any_of(missing and processes.first()):
         record = {"step": step, "split": "validation", **grade(examples, texts)}
-        if r.cfg.evaluation.sampled:
-            one = dataclasses.replace(r.sampling, num_generations=1)
-            drawn = yield from complete(*common, one, r.cfg.generation.temperature, key)
+        for way in as_trained:
+            drawn = yield from complete(*common, *way, key)
             record["sampled_accuracy"] = grade(examples, drawn)["accuracy"]
         desk.folder.evaluation(record)
         desk.display.evaluation(record)

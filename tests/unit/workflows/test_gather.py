@@ -19,7 +19,7 @@ from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.types import Rollouts
 from agent_tunix.workflows import setup
 from agent_tunix.workflows.evaluate import complete
-from agent_tunix.workflows.gather import Run, foreseen, gather, greedy, update_of
+from agent_tunix.workflows.gather import Run, evaluation_ways, foreseen, gather, update_of
 from agent_tunix.workflows.train import prepare
 
 PROMPTS, GENERATIONS, STEPS = 2, 2, 8
@@ -92,13 +92,14 @@ def test_evaluation_and_step_ask_for_what_was_foreseen_and_for_nothing_else(memb
         assert "weights" not in vars(run.model), "what is to come is known before weights are read"
         state = setup.new_state(run.cfg, run.model)
         asked = (run.model, state.trainable, run.task.validation, run.task.prompt_width, run.cfg.evaluation.batch_size)
-        yield from complete(*asked, greedy(run.sampling), 1.0, run.key(0, Purpose.EVALUATION))
+        for way in evaluation_ways(run):
+            yield from complete(*asked, *way, run.key(0, Purpose.EVALUATION))
         gathered = yield from gather(run, state, 0, Clock())
         state, _ = yield update_of(run, state, gathered.batch, 1)
         return int(state.step)
 
     assert together([step(run) for run in runs]) == [1] * members
-    assert len(ran) == 3 + members, "of several, a step has its gradients and then each run's own part"
+    assert len(ran) == 4 + members, "of several, a step has its gradients and then each run's own part"
     assert ran == begun
 
 
