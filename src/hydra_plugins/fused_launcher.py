@@ -41,7 +41,8 @@ class FusedLauncher(BasicLauncher):
             with contextlib.suppress(RuntimeError):  # is raised again, and answered for, where the device is used
                 jax.devices()
 
-        threading.Thread(target=start, daemon=True).start()  # a GPU starts while Hydra composes
+        # A GPU starts while Hydra composes. Python ends only after this thread: a device is not left half started.
+        threading.Thread(target=start).start()
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         task, self.task_function = self.task_function, lambda composed: None
