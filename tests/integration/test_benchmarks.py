@@ -69,10 +69,11 @@ def test_the_tables_of_the_page_on_scale_are_those_of_the_calculator(scale):
 
 
 def test_the_calculator_gives_what_was_measured_on_one_card(scale):
+    loosest = {(("270m", 4, 4), "rollout"): 1.11, (scale.FITTED, "memory"): 1.08}
     for shape, measured in scale.MEASURED.items():
-        bounds = (1.05, 1.05, 1.15) if shape == scale.FITTED else (1.15, 1.15, 1.15)
-        for predicted, found, within in zip(scale.predicted(*shape), measured, bounds, strict=True):
-            assert found is None or 1 / within < predicted / found < within, (shape, predicted, found)
+        for part, predicted, found in zip(("rollout", "update", "memory"), scale.predicted(*shape), measured, strict=True):
+            within = loosest.get((shape, part), 1.05)
+            assert found is None or 1 / within < predicted / found < within, (shape, part, predicted, found)
 
 
 def test_one_device_receives_nothing_and_many_share_the_work(scale):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from hydra.types import HydraContext
 from omegaconf import OmegaConf
 
-from hydra_plugins.fused_launcher import _Composer
+from hydra_plugins.fused_launcher import FusedLauncher
 
 
 class Loader:
@@ -20,7 +21,9 @@ class Loader:
 
 def test_a_job_is_composed_once_to_be_checked_and_run_and_anew_if_it_is_run_again():
     loader, jobs = Loader(), (["rate=1"], ["rate=2"])
-    composer = _Composer(loader)
+    context = HydraContext(config_loader=loader, callbacks=None)
+    FusedLauncher("auto").setup(hydra_context=context, task_function=print, config=OmegaConf.create())
+    composer = context.config_loader
     for _ in range(2):
         checked = [composer.load_sweep_config(master_config=["seed=0"], sweep_overrides=job) for job in jobs]
         run = [composer.load_sweep_config(["seed=0"], job) for job in jobs]
