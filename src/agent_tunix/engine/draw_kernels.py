@@ -109,35 +109,38 @@ def _likeliest(cuts, synchronise, logits_ref, maxima_ref, places_ref, slots):
         values = triton.load(logits_ref.at[ids], mask=ids < logits_ref.shape[0], other=-jnp.inf)
         return jnp.where(ids == cuts.pad_id, -jnp.inf, values).reshape(slots * size)
 
-    def greatest(values_n):
-        """Where the greatest are, in the order of their places; slots not in use say far away."""
-        chosen_n = _chosen(_ordered(values_n), cuts.k, slots)
+    def greatest(keys_n, least):
+        """Where the greatest are, in the order of their places, and what they reach; slots not in use say far away."""
+        chosen_n, threshold = _chosen(keys_n, cuts.k, slots, least)
         slot_n = jnp.where(chosen_n, jnp.cumsum(chosen_n.astype(jnp.int32)) - 1, slots)
-        triton.store(places_ref.at[slot_n], _iota(values_n.shape, 0), mask=chosen_n)
+        triton.store(places_ref.at[slot_n], _iota(keys_n.shape, 0), mask=chosen_n)
         synchronise()
         found_s = places_ref[pl.ds(0, slots)]
         synchronise()
-        return jnp.where(_iota((slots,), 0) < chosen_n.astype(jnp.int32).sum(axis=0), found_s, NOWHERE)
+        return jnp.where(_iota((slots,), 0) < chosen_n.astype(jnp.int32).sum(axis=0), found_s, NOWHERE), threshold
 
     def take(values_s, places_s):
         found_s = jnp.where(places_s[:, None] == _iota((slots, slots), 1), values_s[None, :], 0).sum(axis=1)
         return jnp.where(places_s < slots, found_s, NOWHERE)
 
     part = cuts.width // PARTS
-    starts_s = jnp.minimum(greatest(maxima_ref[...]), NOWHERE // cuts.width) * cuts.width
-    chosen_s = greatest(load(starts_s, cuts.width).reshape(slots * PARTS, part).max(axis=1))
+    keys_n = _ordered(maxima_ref[...])
+    chosen_s, reached = greatest(keys_n, keys_n.min(axis=0))
+    starts_s = jnp.minimum(chosen_s, NOWHERE // cuts.width) * cuts.width
+    keys_n = _ordered(load(starts_s, cuts.width).reshape(slots * PARTS, part).max(axis=1))
+    chosen_s, reached = greatest(keys_n, reached)  # as k blocks reached it, so do k of their parts
     starts_s = take(starts_s, chosen_s // PARTS) + chosen_s % PARTS * part
-    chosen_s = greatest(load(starts_s, part))
+    chosen_s, _ = greatest(_ordered(load(starts_s, part)), reached)
     ids_s = take(starts_s, chosen_s // part) + chosen_s % part
     return ids_s, load(ids_s, 1)
 
 
-def _chosen(keys_n, k, slots):
-    """At least the k greatest, and at most as many as there are slots; of equals, those of lower index."""
-    threshold, reach = _threshold(keys_n, k, slots)
+def _chosen(keys_n, k, slots, least):
+    """At least the k greatest, at most as many as there are slots, and what they reach; of equals, those of lower index."""
+    threshold, reach = _threshold(keys_n, k, slots, least)
     above_n, equal_n = keys_n > threshold, keys_n == threshold
     room = jnp.where(reach <= slots, jnp.int32(slots), jnp.int32(k)) - above_n.astype(jnp.int32).sum(axis=0)
-    return above_n | (equal_n & (jnp.cumsum(equal_n.astype(jnp.int32)) <= room))
+    return above_n | (equal_n & (jnp.cumsum(equal_n.astype(jnp.int32)) <= room)), threshold
 
 
 def _ordered(values):
@@ -146,11 +149,14 @@ def _ordered(values):
     return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
 
 
-def _threshold(keys_n, k, slots):
-    """A number that k to `slots` of the integers reach, else the k-th greatest, and how many reach it.
+def _threshold(keys_n, k, slots, least):
+    """A number that k to `slots` of the integers reach, else the k-th greatest, and how many reach it; k reach `least`.
 
-    It is found digit by digit from the highest: the greatest number so far that k reach.
+    What it lies above `least` is found digit by digit, from the highest that it can have: the greatest so far that k reach.
     """
+    span = keys_n.max(axis=0) - least  # negative where it is too large for an integer
+    exponent = (jax.lax.bitcast_convert_type(span.astype(FLOAT32), jnp.int32) >> 23) - 127
+    highest = jnp.where(span < 0, 32 - DIGIT, jnp.maximum(exponent, 0) // DIGIT * DIGIT)
 
     def undecided(state):
         shift, _, reach = state
@@ -160,11 +166,11 @@ def _threshold(keys_n, k, slots):
         shift, found, _ = state
         tried = found + (_iota((2**DIGIT,), 0) << shift)
         reach = (keys_n[None, :] >= tried[:, None]).astype(jnp.int32).sum(axis=1)
-        enough = reach >= k
+        enough = (reach >= k) & (tried >= found)  # one that is less has grown too large for an integer
         found += (enough.astype(jnp.int32).sum(axis=0) - 1) << shift
         return shift - DIGIT, found, jnp.where(enough, reach, 2**30).min(axis=0)
 
-    _, found, reach = jax.lax.while_loop(undecided, add_digit, (32 - DIGIT, jnp.int32(-(2**31)), jnp.int32(2**30)))
+    _, found, reach = jax.lax.while_loop(undecided, add_digit, (highest, least, jnp.int32(2**30)))
     return found, reach
 
 

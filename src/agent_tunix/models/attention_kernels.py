@@ -2,14 +2,13 @@
 
 A sequence sees itself, its prompt's keys, which its group shares, and its own. A prompt of S slots is padded on its left, so
 the token in slot t of any completion lies S + t slots after the first of its prompt, and sees the same slots through a
-window. A prompt's length is all there is to know of it. A few sequences fill the device, as each one's keys are cut into
-shares: the token is the first, then come the tiles of the prompt and those of the completion, so many to a share.
+window. A prompt's length is all there is to know of it. A few sequences fill the device, as what each one sees is cut into
+shares: the token is the first, and the tiles of keys that it sees, the prompt's and then its own, are dealt out to the others.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from functools import partial
 
 import jax
@@ -35,86 +34,89 @@ class Rows:
 
     group: int
     policy_rows: int
+    prompt_slots: int
     window: int
     scale: float
     eps: float
 
 
-def attend(qkv_RHN, norms, angles, slot_1, lengths_P, prompt_kv, written_kv, rows: Rows, interpret: bool):
+def cache(prompt_PSKN: jax.Array, rows: int, slots: int) -> jax.Array:
+    """The keys, or values, of all prompts and then room for those of every row, in whole tiles, one after another."""
+    P, S, K, N = prompt_PSKN.shape
+    prompts = jnp.pad(prompt_PSKN, ((0, 0), (whole_tiles(S) - S, 0), (0, 0), (0, 0)))
+    return jnp.concatenate([prompts.reshape(-1, K, N), jnp.zeros((rows * whole_tiles(slots), K, N), prompts.dtype)])
+
+
+def attend(qkv_RHN, norms, angles, slot_1, lengths_P, kv, rows: Rows, interpret: bool):
     """Shares of attention, [R, Z, H, N], and logarithms of their normalisers, [R, Z, H]; the cache with this token."""
-    (R, heads, N), (_, C, K, _), S = qkv_RHN.shape, written_kv[0].shape, prompt_kv[0].shape[1]
+    (R, heads, N), K = qkv_RHN.shape, kv[0].shape[1]
     H, most = heads - 2 * K, max(LEAST_SHARES, min(MOST_SHARES, PROGRAMS // (R * K)))
-    size = next(size for size in itertools.count(1) if _shares(S, size) + _shares(C, size) < most)
-    shares = 1 << (_shares(S, size) + _shares(C, size)).bit_length()
-    arguments = (qkv_RHN, *(norm[None] for norm in norms), *angles, slot_1, lengths_P, *prompt_kv, *written_kv)
-    shapes = ((R, shares, H, N), qkv_RHN.dtype), ((R, shares, H), FLOAT32), *((x.shape, x.dtype) for x in written_kv)
+    shares = 1 << (most.bit_length() - 1)
+    arguments = (qkv_RHN, *(norm[None] for norm in norms), *angles, slot_1, lengths_P, *kv)
+    shapes = ((R, shares, H, N), qkv_RHN.dtype), ((R, shares, H), FLOAT32), *((x.shape, x.dtype) for x in kv)
     out = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
     specs = [_whole(x) for x in arguments], [_whole(x) for x in out]
-    kernel = partial(_attend_kernel, rows, size)
-    run = call(kernel, (R, K, shares), *specs, out, stages=3, aliases={9: 2, 10: 3}, interpret=interpret)
+    run = call(partial(_attend_kernel, rows), (R, K, shares), *specs, out, stages=3, aliases={7: 2, 8: 3}, interpret=interpret)
     parts, logs, *kv = run(*arguments)
-    return parts, logs, kv
+    return parts, logs, tuple(kv)
 
 
-def _shares(slots: int, size: int) -> int:
-    """How many shares of `size` tiles so many slots are cut into."""
-    return -(-slots // (KEY_TILE * size))
-
-
-def _attend_kernel(rows, size, qkv_ref, q_norm, k_norm, cos_ref, sin_ref, slot_ref, lengths_ref, *caches_and_outs):
-    prompt_k, prompt_v, k_ref, v_ref, out_ref, log_ref, *stored = caches_and_outs
+def _attend_kernel(rows, qkv_ref, q_norm, k_norm, cos_ref, sin_ref, slot_ref, lengths_ref, *caches_and_outs):
+    k_ref, v_ref, out_ref, log_ref, *stored = caches_and_outs
     row, kv_head, share = (pl.program_id(axis) for axis in range(3))
-    (R, _, H, N), K, S = out_ref.shape, k_ref.shape[2], prompt_k.shape[1]
+    (R, shares, H, N), (slots, K, _), (P,), S = out_ref.shape, k_ref.shape, lengths_ref.shape, rows.prompt_slots
+    own_start = P * S + row * ((slots - P * S) // R)
     # Of heads that share keys there may be any number, of a kernel's rows powers of two: the last head is computed again.
     Q, slot = 1 << (H // K - 1).bit_length(), slot_ref[0]
     heads = _heads(kv_head, H // K, jax.lax.broadcasted_iota(jnp.int32, (Q,), 0))
     q_parts = _rotary_parts(qkv_ref, row, heads, q_norm, cos_ref, sin_ref)
-    before = S + slot + 1 - rows.window  # slots out of the window
 
     def queries():
         return (_rotated(q_parts, rows.eps).astype(FLOAT32) * rows.scale).astype(qkv_ref.dtype)
 
+    @pl.when(share == 0)
     def see_token():
         """The token sees itself, and goes into the cache."""
         k = _rotated(_rotary_parts(qkv_ref, row, jnp.full((Q,), H + kv_head), k_norm, cos_ref, sin_ref), rows.eps)
         v = qkv_ref[row, jnp.full((Q,), H + K + kv_head), :]
-        for cache, x in zip(stored, (k, v), strict=True):
-            cache[row, jnp.full((Q,), slot), kv_head, :] = x  # the same for every head of the query
+        for kept, x in zip(stored, (k, v), strict=True):
+            kept[jnp.full((Q,), own_start + slot), kv_head, :] = x  # the same for every head of the query
         out_ref[row, share, heads, :] = v
         log_ref[row, share, heads] = (queries().astype(FLOAT32) * k.astype(FLOAT32)).sum(axis=1)
 
-    def see_tiles(keys_ref, values_ref, index, first, seen):
-        """The tiles of a cache from the `first` on, of which the slots from seen[0] to before seen[1] count."""
-        begin, end = jnp.maximum(first, seen[0] // KEY_TILE), jnp.minimum(first + size, pl.cdiv(seen[1], KEY_TILE))
+    prompt = row // rows.policy_rows * (P * rows.policy_rows // R)
+    prompt += jnp.minimum(row % rows.policy_rows // rows.group, P * rows.policy_rows // R - 1)
+    before = S + slot + 1 - rows.window  # slots out of the window
+    seen, own_seen = jnp.maximum(S - lengths_ref[prompt], before), jnp.maximum(0, before - S)  # the first that are
+    first, own_first = seen // KEY_TILE, own_seen // KEY_TILE
+    of_prompt = jnp.maximum(0, S // KEY_TILE - first)
+    total = of_prompt + pl.cdiv(slot, KEY_TILE) - own_first
+    size = pl.cdiv(total, shares - 1)
+    begin, end = (share - 1) * size, jnp.minimum(share * size, total)
 
-        @pl.when(begin >= end)
-        def see_nothing():
-            out_ref[row, share, heads, :] = jnp.zeros((Q, N), out_ref.dtype)
-            log_ref[row, share, heads] = jnp.full((Q,), LOWEST)
+    @pl.when((share > 0) & (begin >= end))
+    def see_nothing():
+        out_ref[row, share, heads, :] = jnp.zeros((Q, N), out_ref.dtype)
+        log_ref[row, share, heads] = jnp.full((Q,), LOWEST)
 
-        @pl.when(begin < end)
-        def see_something():
-            times = max(1, LEAST_TILE // Q)  # to fill a tile
-            q = jnp.broadcast_to(queries()[:, None], (Q, times, N)).reshape(Q * times, N)
-            greatest, total, out = _softmax(q, keys_ref, values_ref, (index, kv_head), (begin, end), seen)
-            repeated = _heads(kv_head, H // K, jax.lax.broadcasted_iota(jnp.int32, (Q * times,), 0) // times)
-            out_ref[row, share, repeated, :] = (out / total[:, None]).astype(out_ref.dtype)
-            log_ref[row, share, repeated] = greatest + jnp.log(total)
+    @pl.when((share > 0) & (begin < end))
+    def see_tiles():
+        times = max(1, LEAST_TILE // Q)  # to fill a tile
+        q = jnp.broadcast_to(queries()[:, None], (Q, times, N)).reshape(Q * times, N)
 
-    last_of_prompt = _shares(S, size)
-    pl.when(share == 0)(see_token)
+        def tile(n):
+            """The keys and values of a tile, and which of them are seen."""
+            own = n >= of_prompt
+            start = jnp.where(own, own_first + n - of_prompt, first + n) * KEY_TILE
+            index = start + jax.lax.broadcasted_iota(jnp.int32, (KEY_TILE,), 0)
+            here = pl.ds(jnp.where(own, own_start, prompt * S) + start, KEY_TILE)
+            of_tile = (index >= jnp.where(own, own_seen, seen)) & (index < jnp.where(own, slot, S))
+            return k_ref[here, kv_head, :], v_ref[here, kv_head, :], of_tile
 
-    @pl.when((share > 0) & (share <= last_of_prompt))
-    def see_prompt():
-        prompts = lengths_ref.shape[0] * rows.policy_rows // R
-        prompt = row // rows.policy_rows * prompts + jnp.minimum(row % rows.policy_rows // rows.group, prompts - 1)
-        seen = jnp.maximum(S - lengths_ref[prompt], before), S
-        see_tiles(prompt_k, prompt_v, prompt, (share - 1) * size, seen)
-
-    @pl.when(share > last_of_prompt)
-    def see_own():
-        seen = jnp.maximum(0, before - S), slot
-        see_tiles(k_ref, v_ref, row, (share - 1 - last_of_prompt) * size, seen)
+        greatest, total, out = _softmax(q, tile, begin, end)
+        repeated = _heads(kv_head, H // K, jax.lax.broadcasted_iota(jnp.int32, (Q * times,), 0) // times)
+        out_ref[row, share, repeated, :] = (out / total[:, None]).astype(out_ref.dtype)
+        log_ref[row, share, repeated] = greatest + jnp.log(total)
 
 
 def _heads(kv_head, count: int, index):
@@ -145,16 +147,13 @@ def _rotated(parts, eps):
     return (x * cos + y * sin).astype(dtype)
 
 
-def _softmax(q, keys_ref, values_ref, where, tiles, seen):
-    """Attention to some tiles of slots, of which those from seen[0] to before seen[1] count (Milakov & Gimelshein, 2018)."""
-    (index, kv_head), (begin, end) = where, tiles
+def _softmax(q, tile, begin, end):
+    """Attention to the tiles from `begin` to before `end` (Milakov & Gimelshein, 2018)."""
 
-    def add(tile, state):
+    def add(n, state):
         greatest, total, out = state
-        slots = tile * KEY_TILE + jax.lax.broadcasted_iota(jnp.int32, (KEY_TILE,), 0)
-        here = pl.ds(tile * KEY_TILE, KEY_TILE)
-        keys, values = (cache[index, here, kv_head, :] for cache in (keys_ref, values_ref))
-        scores = jnp.where(((slots >= seen[0]) & (slots < seen[1]))[None], dot_transposed(q, keys), 2 * LOWEST)
+        keys, values, seen = tile(n)
+        scores = jnp.where(seen[None], dot_transposed(q, keys), 2 * LOWEST)
         now = jnp.maximum(greatest, scores.max(axis=1))
         fade, probs = jnp.exp(greatest - now), jnp.exp(scores - now[:, None])
         out = out * fade[:, None] + jnp.dot(probs.astype(values.dtype), values, preferred_element_type=FLOAT32)

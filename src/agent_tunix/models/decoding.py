@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from agent_tunix.models import attention_kernels, gemma3, kernels, mesh
+from agent_tunix.models.attention_kernels import Rows
 from agent_tunix.models.gemma3 import Architecture, Segment, Weights
 from agent_tunix.models.kernels import LEAST_RANK, LEAST_TILE, Product
 from agent_tunix.models.lora import Adapters
@@ -76,11 +77,10 @@ def _by_forward(weights, adapters, arch, prompt, group, slots) -> tuple[Segment,
 
 @pytree
 class _Layer:
-    """What the kernels read of one layer; the cache of its prompts too."""
+    """What the kernels read of one layer."""
 
     products: dict[str, Product]
     norms: dict[str, jax.Array]
-    prompt_kv: tuple[jax.Array, jax.Array]
 
 
 def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) -> tuple[list, Read]:
@@ -92,10 +92,11 @@ def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) 
     sharing = 2 if few and _fills_blocks(weights, 2 * rank) else 1
     rows = -(-B // policies // tile) * tile
     products = _products(weights, adapters, policies // sharing, sharing, rank)
-    layers = _layers(weights, products, arch, prompt)
+    layers = _layers(weights, products, arch)
     first_R = _filled(jnp.repeat(lengths_P, group), policies, rows)
-    one = jax.jit(_layer, static_argnames=("arch", "window", "tile", "group", "policy_rows", "interpret"))
-    static = {"arch": arch, "tile": tile * sharing, "group": group, "policy_rows": rows, "interpret": interpret}
+    one = jax.jit(_layer, static_argnames=("seen", "tile", "interpret"))
+    static = {"tile": tile * sharing, "interpret": interpret}
+    S = attention_kernels.whole_tiles(prompt.keys_LBSKN.shape[2])
 
     def read(cache, tokens_B, slot, done_B):
         del done_B  # what a finished sequence reads is of no use, and no one else sees it
@@ -107,30 +108,28 @@ def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) 
         for index, (layer, kv) in enumerate(zip(layers, cache, strict=True)):
             is_global = (index + 1) % arch.global_every == 0
             window = EVERYTHING if is_global else arch.sliding_window
+            seen = Rows(group, rows, S, window, arch.query_scale, arch.norm_eps)
             places = rotations[is_global], slot_1, lengths_P
-            x_RD, delta_ZRD, kv = one(x_RD, delta_ZRD, after_D, layer, kv, places, window=window, **static)
+            x_RD, delta_ZRD, kv = one(x_RD, delta_ZRD, after_D, layer, kv, places, seen=seen, **static)
             after_D = layer.norms["post_feedforward_norm"]
             written.append(kv)
         _, hidden_RD = kernels.norm(x_RD, delta_ZRD, after_D, weights.final_norm_D, arch.norm_eps, interpret)
         return hidden_RD.reshape(policies, rows, -1)[:, : B // policies].reshape(B, -1), written
 
-    shape = (policies * rows, attention_kernels.whole_tiles(slots), arch.num_kv_heads, arch.head_dim)
-    return [(jnp.zeros(shape, weights.embed_VD.dtype),) * 2 for _ in layers], read
+    kv = zip(prompt.keys_LBSKN, prompt.values_LBSKN, strict=True)
+    return [tuple(attention_kernels.cache(x_PSKN, policies * rows, slots) for x_PSKN in pair) for pair in kv], read
 
 
-def _layer(x_RD, delta_ZRD, after_D, layer, kv, places, *, arch, window, tile, group, policy_rows, interpret):
-    angles, slot_1, lengths_P = places
-    w, norms, eps = layer.products, layer.norms, arch.norm_eps
+def _layer(x_RD, delta_ZRD, after_D, layer, kv, places, *, seen, tile, interpret):
+    w, norms, eps = layer.products, layer.norms, seen.eps
     x_RD, h_RD = kernels.norm(x_RD, delta_ZRD, after_D, norms["input_norm"], eps, interpret)
-    qkv_RHN = kernels.product(h_RD, w["qkv"], tile, interpret).reshape(len(x_RD), -1, arch.head_dim)
-    rows = attention_kernels.Rows(group, policy_rows, window, arch.query_scale, eps)
-    heads = norms["q_norm"], norms["k_norm"]
-    *shares, kv = attention_kernels.attend(qkv_RHN, heads, angles, slot_1, lengths_P, layer.prompt_kv, kv, rows, interpret)
+    qkv_RHN = kernels.product(h_RD, w["qkv"], tile, interpret).reshape(len(x_RD), -1, kv[0].shape[-1])
+    *shares, kv = attention_kernels.attend(qkv_RHN, (norms["q_norm"], norms["k_norm"]), *places, kv, seen, interpret)
     h_RE = attention_kernels.combine(*shares, interpret=interpret)
     delta_ZRD = kernels.split_product(h_RE, w["output"], tile, interpret)
     x_RD, h_RD = kernels.norm(x_RD, delta_ZRD, norms["post_attention_norm"], norms["pre_feedforward_norm"], eps, interpret)
     h_RF = kernels.gated_product(h_RD, w["gate_up"], tile, interpret)
-    return x_RD, kernels.split_product(h_RF, w["down"], tile, interpret), tuple(kv)
+    return x_RD, kernels.split_product(h_RF, w["down"], tile, interpret), kv
 
 
 def _filled(values_B: jax.Array, policies: int, rows: int) -> jax.Array:
@@ -151,14 +150,10 @@ def _products(weights: Weights, adapters: Adapters | None, tenants: int, sharing
     return {name: _product(weights, pairs, modules, tenants, sharing, rank) for name, modules in PRODUCTS.items()}
 
 
-def _layers(weights: Weights, products: dict[str, Product], arch: Architecture, prompt: Segment) -> list[_Layer]:
+def _layers(weights: Weights, products: dict[str, Product], arch: Architecture) -> list[_Layer]:
     w = weights.layers
     names = ("input_norm", "q_norm", "k_norm", "post_attention_norm", "pre_feedforward_norm", "post_feedforward_norm")
-    S = prompt.keys_LBSKN.shape[2]
-    fill = attention_kernels.whole_tiles(S) - S
-    left = ((0, 0), (0, 0), (fill, 0), (0, 0), (0, 0))
-    prompt_kv = jnp.pad(prompt.keys_LBSKN, left), jnp.pad(prompt.values_LBSKN, left)
-    stacked = _Layer(products, {name: getattr(w, name) for name in names}, prompt_kv)
+    stacked = _Layer(products, {name: getattr(w, name) for name in names})
     return [jax.tree.map(lambda x, layer=layer: x[layer], stacked) for layer in range(arch.num_layers)]
 
 

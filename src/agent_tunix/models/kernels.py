@@ -78,28 +78,22 @@ def norm(x_RD, delta_ZRD, post_D, pre_D, eps: float, interpret: bool) -> tuple[j
 
 def _norm(eps, x_ref, delta_ref, post_ref, pre_ref, x_out, h_out):
     Z, D = delta_ref.shape
-    cut = [pl.ds(start, size) for start, size in _powers_of_two(D)]
-    dtype = x_out.dtype
-    delta = [sum(delta_ref[z, at] for z in range(Z)).astype(dtype).astype(FLOAT32) for at in cut]
-    x = [x_ref[at].astype(FLOAT32) for at in cut]
-    x = [a + b.astype(dtype).astype(FLOAT32) for a, b in zip(x, _normed(delta, post_ref, cut, eps), strict=True)]
-    x = [part.astype(dtype) for part in x]
-    h = _normed([part.astype(FLOAT32) for part in x], pre_ref, cut, eps)
-    for at, x_part, h_part in zip(cut, x, h, strict=True):
-        x_out[at] = x_part
-        h_out[at] = h_part.astype(dtype)
+    index = jax.lax.broadcasted_iota(jnp.int32, (1 << (D - 1).bit_length(),), 0)  # a kernel holds powers of two
+    there, dtype = index < D, x_out.dtype
+
+    def load(ref, *share):
+        return triton.load(ref.at[*share, index], mask=there, other=0.0).astype(FLOAT32)
+
+    x, post, pre, delta = load(x_ref), load(post_ref), load(pre_ref), sum(load(delta_ref, z) for z in range(Z))
+    delta = delta.astype(dtype).astype(FLOAT32)
+    x = (x + _normed(delta, post, D, eps).astype(dtype).astype(FLOAT32)).astype(dtype)
+    h = _normed(x.astype(FLOAT32), pre, D, eps).astype(dtype)
+    for out, value in ((x_out, x), (h_out, h)):
+        triton.store(out.at[index], value, mask=there)
 
 
-def _normed(parts, scale_ref, cut, eps):
-    square = sum((part * part).sum() for part in parts) / scale_ref.shape[0]
-    inverse = jax.lax.rsqrt(square + eps)
-    return [part * inverse * (1.0 + scale_ref[at].astype(FLOAT32)) for part, at in zip(parts, cut, strict=True)]
-
-
-def _powers_of_two(width: int) -> list[tuple[int, int]]:
-    """(start, size) of the pieces that make up a width: a kernel holds only arrays whose sizes are powers of two."""
-    sizes = [1 << bit for bit in reversed(range(width.bit_length())) if width >> bit & 1]
-    return [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+def _normed(x, scale, width: int, eps: float):
+    return x * jax.lax.rsqrt((x * x).sum() / width + eps) * (1.0 + scale)
 
 
 @partial(jax.jit, static_argnames=("tile", "interpret"))
@@ -200,7 +194,7 @@ def gated_product(h_RD, w: Product, tile: int, interpret: bool) -> jax.Array:
     ]
     out_spec, out = pl.BlockSpec((tile, r), lambda i, j: (i, j)), jax.ShapeDtypeStruct((R, F), h_RD.dtype)
     grid, depth = (R // tile, F // r), _depth(h_RD, 4 * r + tile)
-    stages = _stages(3, (4 * r + tile) * depth, math.prod(grid))
+    stages = _stages(5, (4 * r + tile) * depth, math.prod(grid))
     kernel = partial(_gated_kernel, w.parts, w.sharing, policy_tiles, depth)
     run = call(kernel, grid, in_specs, out_spec, out, stages=stages, interpret=interpret)
     return run(h_RD, w.rows_UE, w.b_MUr, w.b_MUr)

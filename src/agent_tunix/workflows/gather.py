@@ -109,7 +109,7 @@ def update_of(r: Run, state: TrainState, batch: Batch, step: int, rate_scale: fl
 def foreseen(r: Run) -> tuple[Sample | Reference | Update, ...]:
     """What a run on one device will ask for, if it trains adapters by GRPO and its completions are as long as can be.
 
-    Known before any weight is read. The evaluation comes first, then the rest, the longest to compile before others.
+    Known before any weight is read. The update comes first: it takes longest to compile.
     """
     if r.cfg.training.method == "supervised" or r.cfg.model.lora_rank == 0 or r.model.mesh.size > 1:
         return ()
@@ -130,9 +130,9 @@ def foreseen(r: Run) -> tuple[Sample | Reference | Update, ...]:
     numbers_BC, numbers_B = to_come(shape, jnp.float32), to_come(shape[:1], jnp.float32)
     batch = Batch(sample.draw.prompts, to_come(shape, jnp.int32), to_come(shape, bool), numbers_BC, None, numbers_B)
     if r.cfg.grpo.beta == 0:
-        return *evaluation, update_of(r, state, batch, 1), sample
+        return update_of(r, state, batch, 1), *evaluation, sample
     with_reference = dataclasses.replace(batch, reference_logprobs_BC=numbers_BC)
-    return *evaluation, update_of(r, state, with_reference, 1), sample, reference_of(r, batch)
+    return update_of(r, state, with_reference, 1), *evaluation, sample, reference_of(r, batch)
 
 
 def evaluation_ways(r: Run) -> list[tuple[Sampling, float]]:

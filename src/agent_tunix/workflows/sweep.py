@@ -14,6 +14,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from rich.console import Console
 
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config
+from agent_tunix.engine import compiler
 from agent_tunix.engine.guard import Interruption
 from agent_tunix.engine.metrics import Record
 from agent_tunix.engine.population import Foresight, alone, together
@@ -189,7 +191,7 @@ def cost_of_many(r: Run, members: int) -> float:
     adapters = setup.new_trainable(r.cfg, r.model)
     rows = r.cfg.training.prompts_per_step * r.cfg.grpo.num_generations
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=compiler.OPTIONS)
     def layers(weights, members, tokens_B1):
         positions_B1 = jnp.zeros_like(tokens_B1)
         hidden_B1D, _ = gemma3.forward(weights, lora.stack(members), r.model.arch, tokens_B1, positions_B1)
