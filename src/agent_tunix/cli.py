@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,7 +27,7 @@ from agent_tunix.config.load import config_folder, did_you_mean, hydra_arguments
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
 from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 from agent_tunix.engine import lifeline
-from agent_tunix.errors import DivergenceError, UserError
+from agent_tunix.errors import DivergenceError, UserError, file_mistake
 
 console = Console(highlight=False)
 
@@ -93,11 +93,8 @@ def main() -> None:
         usage = "\n".join(
             f"  agent-tunix {name:10} {(function.__doc__ or '').split(';')[0]}" for name, function in verbs.items()
         )
-        wrong = (
-            f"'{verb}' is no verb of agent-tunix{did_you_mean(verb, verbs)}\n"
-            if verb.strip("-") not in ("", "help", "h")
-            else ""
-        )
+        asked = verb.strip("-") in ("", "help", "h")
+        wrong = "" if asked else f"'{verb}' is no verb of agent-tunix{did_you_mean(verb, verbs)}\n"
         print(f"{wrong}usage:\n{usage}", file=sys.stderr)
         sys.exit(2 if wrong else 0)
     verbs[verb]()
@@ -222,15 +219,13 @@ def _export(composed: DictConfig) -> None:
 
 def _on_folder(workflow: Callable[[list[str], Console], None]) -> None:
     """Runs a verb that takes a folder and no configuration."""
-    try:
+    with _answering():
         workflow(sys.argv[1:], console)
-    except UserError as mistake:
-        _fail(mistake)
 
 
 def _hydra(config_name: str, task: Callable[[DictConfig], float | None], several: bool = False) -> None:
     """Runs a task under Hydra, alone or, where it can be done by `several`, with the other processes of a launch."""
-    try:
+    with _answering():
         sys.argv[1:], launch = launched(sys.argv[1:], os.environ)
         if launch is None:
             return _compose(config_name, task)
@@ -241,8 +236,19 @@ def _hydra(config_name: str, task: Callable[[DictConfig], float | None], several
         with processes.joined(launch):
             console.quiet = not processes.first()
             _compose(config_name, task)
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    """Answers for what a user can mend by a message, without a traceback."""
+    try:
+        yield
     except UserError as mistake:
         _fail(mistake)
+    except OSError as fault:
+        if (of_user := file_mistake(fault)) is None:
+            raise
+        _fail(of_user)
 
 
 def _one_process(launch: Launch) -> str:
@@ -265,22 +271,19 @@ def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> No
                 Path(HydraConfig.get().runtime.output_dir).rmdir()
 
     def job(composed: DictConfig) -> float | None:
-        try:
-            return attempt(composed)
-        except DivergenceError as fault:
-            if HydraConfig.get().mode == RunMode.MULTIRUN:  # one bad candidate does not end a sweep
-                print(fault, file=sys.stderr)
+        with _answering():
+            try:
+                return attempt(composed)
+            except DivergenceError as fault:
+                if HydraConfig.get().mode != RunMode.MULTIRUN:
+                    raise
+                print(fault, file=sys.stderr)  # one bad candidate does not end a sweep
                 return 0.0
-            _fail(fault)
-        except UserError as mistake:
-            _fail(mistake)
 
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=config_name)(job)()
     except MissingConfigException as mistake:
         _fail(UserError(missing_option(mistake)))
-    except UserError as mistake:
-        _fail(mistake)
     except (HydraException, OmegaConfBaseException) as mistake:
         _fail(UserError(mistake))
 

@@ -96,6 +96,15 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(command):
     assert "training.resume=" in outcome.err
 
 
+@pytest.mark.parametrize("where", [["hydra.run.dir=file/run"], ["--multirun", "seed=1,2", "hydra.sweep.dir=file/sweep"]])
+def test_a_folder_that_cannot_be_written_to_is_named(where, command, tmp_path):
+    (tmp_path / "file").touch()
+    outcome = command("train", *TINY, *where)
+    assert outcome.code == 2
+    assert "Not a directory. Choose a folder that can be written to" in outcome.err
+    assert "Traceback" not in outcome.out + outcome.err
+
+
 def test_the_default_model_without_weights_names_the_ways_to_get_them(command, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     outcome = command("train")

@@ -1,12 +1,19 @@
 """Checkpoints by orbax: what is trained, the optimizer's state, the step and the position in the data.
 
-Orbax writes to a temporary folder and renames it when all is on disk, so a kill at any moment leaves the last good one.
+Orbax copies the state and writes it while the run goes on, to a temporary folder that it renames when all is on disk: a kill
+at any moment leaves the last good one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -16,14 +23,14 @@ from agent_tunix.engine.guard import Progress
 from agent_tunix.errors import UserError
 from agent_tunix.types import TrainState
 
-logging.getLogger("absl").setLevel(logging.ERROR)
+logging.getLogger("absl").setLevel(logging.CRITICAL)  # what orbax logs as an error it raises as well
 
 
 class Checkpoints:
     """The `checkpoints/` folder of a run."""
 
     def __init__(self, folder: Path, keep: int):
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
 
     def steps(self) -> list[int]:
@@ -31,18 +38,21 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, state: TrainState, progress: Progress) -> None:
-        """Saves once a step."""
+        """Saves once a step, and goes on before it is on disk; the state may be used up at once."""
         step = int(state.step)
         if step not in self.steps():
             record = ocp.args.JsonSave(dataclasses.asdict(progress))
             args = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=record)
-            self._manager.save(step, args=args, force=True)
+            self._check_room(sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
+            with self._writing():
+                self._manager.save(step, args=args, force=True)
 
     def restore(self, like: TrainState, step: int | None = None) -> tuple[TrainState, Progress]:
         """The state at a step (default: the last) in the structure of `like`, and the progress saved with it."""
         steps = self.steps()
         if not steps:
             raise UserError(f"{self._manager.directory} holds no checkpoint yet; start the run anew.")
+        self.settle()
         step = steps[-1] if step is None else step
         if step not in steps:
             raise UserError(f"step={step}: there is no such checkpoint; there are {', '.join(map(str, steps))}.")
@@ -57,5 +67,27 @@ class Checkpoints:
             ) from fault
         return restored.state, Progress.from_json(restored.progress)
 
+    def settle(self) -> None:
+        """Waits until all that was saved is on disk; a fault of writing it is raised here, or by the next save."""
+        with self._writing():
+            self._manager.wait_until_finished()
+
     def close(self) -> None:
-        self._manager.close()
+        with self._writing():
+            self._manager.close()
+
+    def _check_room(self, size: int) -> None:
+        """Raises what a full disk would, before many threads find it full at once."""
+        if shutil.disk_usage(self._manager.directory).free < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._manager.directory))
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A disk's fault comes from orbax as text; it is made one of the system's again."""
+        try:
+            yield
+        except ValueError as fault:
+            if not (code := re.search(r"os_error_code='(\d+)'", str(fault))):
+                raise
+            number = int(code[1])
+            raise OSError(number, os.strerror(number), str(self._manager.directory)) from fault

@@ -3,7 +3,7 @@
 A sequence sees itself, its prompt's keys, which its group shares, and its own. A prompt of S slots is padded on its left, so
 the token in slot t of any completion lies S + t slots after the first of its prompt, and sees the same slots through a
 window. A prompt's length is all there is to know of it. A few sequences fill the device, as what each one sees is cut into
-shares: the token is the first, and the tiles of keys that it sees, the prompt's and then its own, are dealt out to the others.
+shares: the token is the first, and the tiles of keys, the prompt's and then its own, are dealt out evenly to the others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Rows:
 
 def cache(prompt_PSKN: jax.Array, rows: int, slots: int) -> jax.Array:
     """The keys, or values, of all prompts and then room for those of every row, in whole tiles, one after another."""
-    P, S, K, N = prompt_PSKN.shape
+    _, S, K, N = prompt_PSKN.shape
     prompts = jnp.pad(prompt_PSKN, ((0, 0), (whole_tiles(S) - S, 0), (0, 0), (0, 0)))
     return jnp.concatenate([prompts.reshape(-1, K, N), jnp.zeros((rows * whole_tiles(slots), K, N), prompts.dtype)])
 
@@ -56,7 +56,8 @@ def attend(qkv_RHN, norms, angles, slot_1, lengths_P, kv, rows: Rows, interpret:
     shapes = ((R, shares, H, N), qkv_RHN.dtype), ((R, shares, H), FLOAT32), *((x.shape, x.dtype) for x in kv)
     out = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
     specs = [_whole(x) for x in arguments], [_whole(x) for x in out]
-    run = call(partial(_attend_kernel, rows), (R, K, shares), *specs, out, stages=3, aliases={7: 2, 8: 3}, interpret=interpret)
+    kernel, grid = partial(_attend_kernel, rows), (R, K, shares)
+    run = call(kernel, grid, *specs, out, stages=3, aliases={7: 2, 8: 3}, interpret=interpret)
     parts, logs, *kv = run(*arguments)
     return parts, logs, tuple(kv)
 

@@ -121,10 +121,12 @@ def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) 
 
 
 def _layer(x_RD, delta_ZRD, after_D, layer, kv, places, *, seen, tile, interpret):
-    w, norms, eps = layer.products, layer.norms, seen.eps
+    (angles, slot_1, lengths_P), eps = places, seen.eps
+    w, norms = layer.products, layer.norms
     x_RD, h_RD = kernels.norm(x_RD, delta_ZRD, after_D, norms["input_norm"], eps, interpret)
     qkv_RHN = kernels.product(h_RD, w["qkv"], tile, interpret).reshape(len(x_RD), -1, kv[0].shape[-1])
-    *shares, kv = attention_kernels.attend(qkv_RHN, (norms["q_norm"], norms["k_norm"]), *places, kv, seen, interpret)
+    heads = norms["q_norm"], norms["k_norm"]
+    *shares, kv = attention_kernels.attend(qkv_RHN, heads, angles, slot_1, lengths_P, kv, seen, interpret)
     h_RE = attention_kernels.combine(*shares, interpret=interpret)
     delta_ZRD = kernels.split_product(h_RE, w["output"], tile, interpret)
     x_RD, h_RD = kernels.norm(x_RD, delta_ZRD, norms["post_attention_norm"], norms["pre_feedforward_norm"], eps, interpret)

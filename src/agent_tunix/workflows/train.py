@@ -119,9 +119,10 @@ def training(
         state, progress = yield from train_loop(r, state, progress, desk)
         checkpoints.save(state, progress)
         completed, paused = progress.position == r.plan.total_batches, pause(int(state.step))
-        status = "completed" if completed else "paused" if paused else "interrupted"
         if completed or paused:
             after = yield from evaluate_policy(r, state, desk)
+        checkpoints.settle()
+        status = "completed" if completed else "paused" if paused else "interrupted"
     except DivergenceError:
         status = "diverged"
         raise

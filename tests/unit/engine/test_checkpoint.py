@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import errno
 import gc
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -57,8 +62,22 @@ def test_the_last_few_are_kept_and_the_last_is_the_default(checkpoints):
     assert checkpoints.restore(state_at(0), step=4)[1] == Progress(40)
 
 
-def test_another_process_finds_them(checkpoints, tmp_path):
+def test_a_state_may_be_used_up_as_soon_as_it_was_saved(checkpoints):
+    """Updates take over the memory of the state that they are given, while it is still being written."""
+    next_state = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
+    state = next_state(state_at(1, rank=256, modules=tuple("abcdefgh")))
+    expected = [np.array(x, copy=True) for x in jax.tree.leaves(state)]
+    checkpoints.save(state, Progress(1))
+    for _ in range(20):
+        state = next_state(state)
+    restored, _ = checkpoints.restore(state)
+    for a, b in zip(jax.tree.leaves(restored), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_another_process_finds_them_once_they_are_on_disk(checkpoints, tmp_path):
     checkpoints.save(state_at(5), Progress(1))
+    checkpoints.settle()
     again = Checkpoints(tmp_path / "checkpoints", keep=2)
     assert again.steps() == [5]
     again.close()
@@ -72,12 +91,44 @@ def test_a_step_is_saved_once(checkpoints):
 
 def test_a_save_cut_short_is_no_checkpoint_and_can_be_made_again(checkpoints, tmp_path):
     checkpoints.save(state_at(5), Progress(1))
+    checkpoints.settle()
     (tmp_path / "checkpoints" / "6.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
     again = Checkpoints(tmp_path / "checkpoints", keep=2)
     assert again.steps() == [5]
     again.save(state_at(6), Progress(2))
     assert again.restore(state_at(0))[1] == Progress(2)
     again.close()
+
+
+def test_a_full_disk_is_found_before_anything_is_written(checkpoints, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=100))
+    with pytest.raises(OSError, match="No space left on device") as found:
+        checkpoints.save(state_at(5), Progress(1))
+    assert found.value.filename == str(tmp_path / "checkpoints")
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_a_fault_of_the_disk_while_writing_is_raised_as_the_systems_own(tmp_path):
+    """A limit on the size of files, in a process of its own, stands for a disk that fills up."""
+    script = f"""
+import pathlib, resource, sys
+import jax
+from agent_tunix.engine.checkpoint import Checkpoints
+from agent_tunix.engine.guard import Progress
+from agent_tunix.engine.update import init_state
+from agent_tunix.models.lora import Adapters
+a, b = (jax.random.normal(jax.random.key(0), shape) for shape in ((4, 512, 64), (4, 64, 512)))
+state = init_state(Adapters({{"q_proj": a}}, {{"q_proj": b}}, 1.0))
+checkpoints = Checkpoints(pathlib.Path({str(tmp_path)!r}), keep=2)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+try:
+    checkpoints.save(state, Progress(1))
+    checkpoints.settle()
+except OSError as fault:
+    sys.exit(fault.errno)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == errno.EFBIG, done.stderr
 
 
 def test_an_empty_folder_and_an_unknown_step_say_so(checkpoints):
