@@ -42,6 +42,22 @@ def test_of_equal_values_the_lower_index_comes_first(values):
     assert_same_draw(rows, 50)
 
 
+@pytest.mark.parametrize(("shift", "spread"), [(-1000.0, 3.0), (1000.0, 3.0), (0.0, 1e20)])
+def test_a_threshold_is_found_wherever_values_lie(shift, spread):
+    """On one side of zero; and on both, so far apart that the distance of their bits is no 32-bit integer."""
+    logits_BV = shift + spread * jax.random.normal(jax.random.key(1), (ROWS, 40_960))
+    assert_same_draw(logits_BV, 50)
+
+
+def test_a_gpu_can_be_given_the_kernels():
+    """Lowered for it, of which nothing is run here; the interpreter takes more than Triton does."""
+    one_B1 = jax.ShapeDtypeStruct((ROWS, 1), jnp.float32)
+    logits_BV = jax.ShapeDtypeStruct((ROWS, 262_144), jnp.float32)
+    draw = jax.jit(partial(draw_kernels.draw, k=50, top_p=0.9, pad_id=PAD))
+    lowered = draw.trace(logits_BV, one_B1, one_B1).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("xla.gpu.triton") == 2
+
+
 def test_the_likeliest_may_all_lie_in_one_block_or_be_fewer_than_k():
     logits = np.full((ROWS, 40_960), -np.inf, np.float32)
     logits[:2, 512:562] = np.arange(50)

@@ -9,11 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hydra import compose, initialize_config_dir
 
+from agent_tunix.config.load import config_folder, validate
+from agent_tunix.config.schema import Config
 from agent_tunix.models import attention_kernels, decoding, gemma3, lora
 from agent_tunix.models.lora import Adapters
 from agent_tunix.models.weights import init_weights
 from agent_tunix.types import Prompts
+from agent_tunix.workflows import setup
 
 POLICIES, GROUP, STEPS = 4, 3, 7
 ROWS = 3 * GROUP  # of one policy
@@ -133,3 +137,25 @@ def test_an_adapter_that_rounding_would_swallow_is_kept(weights, members):
     carried = product.b_MUr[:, 0].astype(jnp.float32) @ a_rows.astype(jnp.float32)
     want = jnp.matmul(*pairs["q_proj"], precision="highest")[:, 0].swapaxes(1, 2)
     assert np.abs(carried - want).max() < 0.02 * np.abs(want).max()
+
+
+@pytest.mark.parametrize(("size", "policies"), [("270m", 1), ("270m", 8), ("1b", 1), ("4b", 1), ("12b", 2), ("27b", 1)])
+def test_a_gpu_can_be_given_the_kernels(size, policies):
+    """Lowered for it, of which nothing is run here; the interpreter takes more than Triton does. Layers are few."""
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        cfg = validate(compose("config", [f"model=gemma3_{size}"]), Config)
+    arch = dataclasses.replace(setup.architecture(cfg.model), num_layers=6)
+    prompts, shape = 2 * policies, jax.ShapeDtypeStruct
+    weights = jax.eval_shape(lambda: init_weights(jax.random.key(0), arch, jnp.bfloat16))
+    modules = lora.select_modules("_proj", arch.num_layers)
+    own = [jax.eval_shape(lambda: lora.init_adapters(jax.random.key(0), arch, modules, 32, 32.0))] * policies
+    kv = shape((arch.num_layers, prompts, 100, arch.num_kv_heads, arch.head_dim), jnp.bfloat16)
+    prompt = gemma3.Segment(kv, kv, shape((prompts, 100), jnp.int32))
+
+    def read_one(weights, own, prompt, tokens_B):
+        cache, read = decoding._by_kernels(weights, lora.stack(own), arch, prompt, 3, 70)
+        return read(cache, tokens_B, 5, None)
+
+    tokens_B = shape((prompts * 3,), jnp.int32)
+    lowered = jax.jit(read_one).trace(weights, own, prompt, tokens_B).lower(lowering_platforms=("cuda",))
+    assert "xla.gpu.triton" in lowered.as_text()
