@@ -23,6 +23,18 @@ def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> jax.Arr
 
 
 @pytest.fixture(scope="session")
+def lowered_for_gpu():
+    """What JAX would give a GPU to compile, as text. Nothing is run; kernels are refused where Triton knows less than Pallas."""
+
+    def lowered(function, *shapes) -> str:
+        device = jax.sharding.AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("all",), abstract_device=device)):
+            return jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+
+    return lowered
+
+
+@pytest.fixture(scope="session")
 def arch() -> Architecture:
     """Four layers, local and global in turn; the window is shorter than the sequences of the tests."""
     return Architecture(

@@ -49,13 +49,11 @@ def test_a_threshold_is_found_wherever_values_lie(shift, spread):
     assert_same_draw(logits_BV, 50)
 
 
-def test_a_gpu_can_be_given_the_kernels():
-    """Lowered for it, of which nothing is run here; the interpreter takes more than Triton does."""
+def test_a_gpu_can_be_given_the_kernels(lowered_for_gpu):
     one_B1 = jax.ShapeDtypeStruct((ROWS, 1), jnp.float32)
     logits_BV = jax.ShapeDtypeStruct((ROWS, 262_144), jnp.float32)
-    draw = jax.jit(partial(draw_kernels.draw, k=50, top_p=0.9, pad_id=PAD))
-    lowered = draw.trace(logits_BV, one_B1, one_B1).lower(lowering_platforms=("cuda",))
-    assert lowered.as_text().count("xla.gpu.triton") == 2
+    text = lowered_for_gpu(partial(draw_kernels.draw, k=50, top_p=0.9, pad_id=PAD), logits_BV, one_B1, one_B1)
+    assert text.count("xla.gpu.triton") == 2
 
 
 def test_the_likeliest_may_all_lie_in_one_block_or_be_fewer_than_k():

@@ -140,8 +140,8 @@ def test_an_adapter_that_rounding_would_swallow_is_kept(weights, members):
 
 
 @pytest.mark.parametrize(("size", "policies"), [("270m", 1), ("270m", 8), ("1b", 1), ("4b", 1), ("12b", 2), ("27b", 1)])
-def test_a_gpu_can_be_given_the_kernels(size, policies):
-    """Lowered for it, of which nothing is run here; the interpreter takes more than Triton does. Layers are few."""
+def test_a_gpu_can_be_given_the_kernels(size, policies, lowered_for_gpu):
+    """Of few layers."""
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         cfg = validate(compose("config", [f"model=gemma3_{size}"]), Config)
     arch = dataclasses.replace(setup.architecture(cfg.model), num_layers=6)
@@ -156,6 +156,5 @@ def test_a_gpu_can_be_given_the_kernels(size, policies):
         cache, read = decoding._by_kernels(weights, lora.stack(own), arch, prompt, 3, 70)
         return read(cache, tokens_B, 5, None)
 
-    tokens_B = shape((prompts * 3,), jnp.int32)
-    lowered = jax.jit(read_one).trace(weights, own, prompt, tokens_B).lower(lowering_platforms=("cuda",))
-    assert "xla.gpu.triton" in lowered.as_text()
+    text = lowered_for_gpu(read_one, weights, own, prompt, shape((prompts * 3,), jnp.int32))
+    assert "xla.gpu.triton" in text
