@@ -24,7 +24,7 @@ def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> jax.Arr
 
 @pytest.fixture(scope="session")
 def lowered_for_gpu():
-    """What JAX would give a GPU to compile, as text. Nothing is run; kernels are refused where Triton knows less than Pallas."""
+    """What JAX would give a GPU to compile, as text; a kernel that asks for what Triton does not know is refused."""
 
     def lowered(function, *shapes) -> str:
         device = jax.sharding.AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
