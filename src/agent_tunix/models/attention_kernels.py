@@ -30,7 +30,7 @@ def whole_tiles(slots: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """What the rows are: completions of each prompt, rows of each policy; and how a layer sees and scales."""
+    """What the rows are: completions of each prompt, rows of each policy, slots of prompts; how a layer sees and scales."""
 
     group: int
     policy_rows: int
@@ -85,15 +85,15 @@ def _attend_kernel(rows, qkv_ref, q_norm, k_norm, cos_ref, sin_ref, slot_ref, le
         out_ref[row, share, heads, :] = v
         log_ref[row, share, heads] = (queries().astype(FLOAT32) * k.astype(FLOAT32)).sum(axis=1)
 
-    prompt = row // rows.policy_rows * (P * rows.policy_rows // R)
-    prompt += jnp.minimum(row % rows.policy_rows // rows.group, P * rows.policy_rows // R - 1)
+    prompts = P * rows.policy_rows // R  # of a policy
+    prompt = row // rows.policy_rows * prompts + jnp.minimum(row % rows.policy_rows // rows.group, prompts - 1)
     before = S + slot + 1 - rows.window  # slots out of the window
     seen, own_seen = jnp.maximum(S - lengths_ref[prompt], before), jnp.maximum(0, before - S)  # the first that are
     first, own_first = seen // KEY_TILE, own_seen // KEY_TILE
     of_prompt = jnp.maximum(0, S // KEY_TILE - first)
-    total = of_prompt + pl.cdiv(slot, KEY_TILE) - own_first
-    size = pl.cdiv(total, shares - 1)
-    begin, end = (share - 1) * size, jnp.minimum(share * size, total)
+    tiles = of_prompt + pl.cdiv(slot, KEY_TILE) - own_first
+    size = pl.cdiv(tiles, shares - 1)
+    begin, end = (share - 1) * size, jnp.minimum(share * size, tiles)
 
     @pl.when((share > 0) & (begin >= end))
     def see_nothing():
