@@ -116,7 +116,9 @@ def test_peft_finds_the_text_part_of_a_multimodal_model(tmp_path, trained, golde
     run = tmp_path / "multimodal"
     run.mkdir()
     write_config(run / "config.yaml", cfg)
-    Checkpoints(run / "checkpoints", 1).save(init_state(adapters), Progress())
+    checkpoints = Checkpoints(run / "checkpoints", 1)
+    checkpoints.save(init_state(adapters), Progress())
+    checkpoints.close()
     folder = export.run(asked(run), export.Console(quiet=True))
 
     tokens = np.random.default_rng(0).integers(3, 60, (2, 12))
