@@ -271,7 +271,7 @@ def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> No
                 Path(HydraConfig.get().runtime.output_dir).rmdir()
 
     def job(composed: DictConfig) -> float | None:
-        with _answering():
+        with _answering():  # here too: Hydra would print the overrides before it passes a mistake on
             try:
                 return attempt(composed)
             except DivergenceError as fault:

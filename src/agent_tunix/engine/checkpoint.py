@@ -49,10 +49,10 @@ class Checkpoints:
 
     def restore(self, like: TrainState, step: int | None = None) -> tuple[TrainState, Progress]:
         """The state at a step (default: the last) in the structure of `like`, and the progress saved with it."""
+        self.settle()
         steps = self.steps()
         if not steps:
             raise UserError(f"{self._manager.directory} holds no checkpoint yet; start the run anew.")
-        self.settle()
         step = steps[-1] if step is None else step
         if step not in steps:
             raise UserError(f"step={step}: there is no such checkpoint; there are {', '.join(map(str, steps))}.")

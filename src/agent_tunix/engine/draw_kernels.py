@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from agent_tunix.models.kernels import FLOAT32, call
+from agent_tunix.models.kernels import FLOAT32, call, power_of_two
 
 BLOCKS = 1024  # of a row, at most
 PARTS = 16  # of a block
@@ -49,8 +49,8 @@ class _Cuts:
 def draw(logits_BV, temperature_B1, uniform_B1, *, k: int, top_p: float, pad_id: int, interpret: bool = False):
     """A token a row, and its log-probability among all."""
     B, V = logits_BV.shape
-    cuts = _Cuts(k, top_p, pad_id, width=_power_of_two(-(-V // BLOCKS)))
-    n, slots = _power_of_two(-(-V // cuts.width)), _power_of_two(k + k // 8 + 1)
+    cuts = _Cuts(k, top_p, pad_id, width=power_of_two(-(-V // BLOCKS)))
+    n, slots = power_of_two(-(-V // cuts.width)), power_of_two(k + k // 8 + 1)
     blocks = min(n, max(1, CHUNK // cuts.width))
     row, one = pl.BlockSpec((None, V), lambda i, *_: (i, 0)), pl.BlockSpec((None, 1), lambda i, *_: (i, 0))
     parts = [pl.BlockSpec((None, blocks), lambda i, j: (i, j)), pl.BlockSpec((None, 1), lambda i, j: (i, j))]
@@ -65,10 +65,6 @@ def draw(logits_BV, temperature_B1, uniform_B1, *, k: int, top_p: float, pad_id:
     run = call(kernel, (B,), [row, *given, one, one], made, drawn, **options)
     tokens_B1, logprobs_B1, *_ = run(logits_BV, maxima, log_sums, temperature_B1, uniform_B1)
     return tokens_B1[:, 0], logprobs_B1[:, 0]
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()
 
 
 def _summary_kernel(cuts, logits_ref, temperature_ref, maxima_out, log_sum_out):

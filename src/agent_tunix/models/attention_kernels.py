@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from agent_tunix.models.kernels import FLOAT32, LEAST_TILE, call, dot_transposed
+from agent_tunix.models.kernels import FLOAT32, LEAST_TILE, call, dot_transposed, power_of_two
 
 KEY_TILE = 32
 LEAST_SHARES, MOST_SHARES = 4, 8  # of what a sequence sees
@@ -67,8 +67,8 @@ def _attend_kernel(rows, qkv_ref, q_norm, k_norm, cos_ref, sin_ref, slot_ref, le
     row, kv_head, share = (pl.program_id(axis) for axis in range(3))
     (R, shares, H, N), (slots, K, _), (P,), S = out_ref.shape, k_ref.shape, lengths_ref.shape, rows.prompt_slots
     own_start = P * S + row * ((slots - P * S) // R)
-    # Of heads that share keys there may be any number, of a kernel's rows powers of two: the last head is computed again.
-    Q, slot = 1 << (H // K - 1).bit_length(), slot_ref[0]
+    # Of heads that share keys there may be any number: the last is computed again.
+    Q, slot = power_of_two(H // K), slot_ref[0]
     heads = _heads(kv_head, H // K, jax.lax.broadcasted_iota(jnp.int32, (Q,), 0))
     q_parts = _rotary_parts(qkv_ref, row, heads, q_norm, cos_ref, sin_ref)
 

@@ -142,7 +142,7 @@ def _filled(values_B: jax.Array, policies: int, rows: int) -> jax.Array:
 
 def _filled_rank(adapters: Adapters | None) -> int:
     largest = 0 if adapters is None else max(a.shape[-1] for a in adapters.a.values())
-    return max(LEAST_RANK, 1 << (largest - 1).bit_length())
+    return max(LEAST_RANK, kernels.power_of_two(largest))
 
 
 def _products(weights: Weights, adapters: Adapters | None, tenants: int, sharing: int, rank: int) -> dict[str, Product]:

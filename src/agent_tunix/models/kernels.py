@@ -60,9 +60,14 @@ def capability() -> float:
     return float(number) if number.replace(".", "").isdigit() else 0.0
 
 
+def power_of_two(least: int) -> int:
+    """The first from `least` on: a kernel holds only arrays whose sizes are powers of two."""
+    return 1 << (least - 1).bit_length()
+
+
 def row_tile(rows: int) -> int:
     """How many rows a program takes, for so many rows of one policy."""
-    return max(LEAST_TILE, min(LARGEST_TILE, 1 << (rows - 1).bit_length()))
+    return max(LEAST_TILE, min(LARGEST_TILE, power_of_two(rows)))
 
 
 @partial(jax.jit, static_argnames=("eps", "interpret"))
@@ -78,7 +83,7 @@ def norm(x_RD, delta_ZRD, post_D, pre_D, eps: float, interpret: bool) -> tuple[j
 
 def _norm(eps, x_ref, delta_ref, post_ref, pre_ref, x_out, h_out):
     Z, D = delta_ref.shape
-    index = jax.lax.broadcasted_iota(jnp.int32, (1 << (D - 1).bit_length(),), 0)  # a kernel holds powers of two
+    index = jax.lax.broadcasted_iota(jnp.int32, (power_of_two(D),), 0)
     there, dtype = index < D, x_out.dtype
 
     def load(ref, *share):
