@@ -1,10 +1,22 @@
 """What is asked of the compiler, for all programs of the engine. Other devices than GPUs take no notice.
 
 XLA would build dozens of candidates for every matrix product and time them all. cuBLAS, the alternative, is as fast for
-ours and needs no building: without the candidates reference and update compile in 11 seconds rather than 30.
+ours and needs no building: without the candidates reference and update compile in 11 seconds rather than 30. Nor are
+cuBLAS's own algorithms timed against each other: its first choice is as fast, and the same in every process.
 
 cuDNN would add up gradients of attention in whatever order they come. Made to keep to one order it is as fast, and an update
-repeated gives the same bits. Both were measured in benchmarks/2026-11-15-decode.md.
+repeated gives the same bits.
+
+A loop whose body is small kernels is given to the device as a whole, as a graph that has the loop in it, so that the host
+is not asked before each round whether there is another. All was measured in benchmarks/2026-11-15-decode.md.
 """
 
-OPTIONS = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_exclude_nondeterministic_ops": True}
+OPTIONS = {
+    "xla_gpu_enable_triton_gemm": False,
+    "xla_gpu_autotune_level": 0,
+    "xla_gpu_exclude_nondeterministic_ops": True,
+}
+# All that may be in a graph is to be named: the list takes the place of XLA's own, which lacks loops.
+LOOP_OPTIONS = OPTIONS | {
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE"
+}

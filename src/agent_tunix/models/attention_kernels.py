@@ -4,6 +4,8 @@ A sequence sees itself, its prompt's keys, which its group shares, and its own. 
 the token in slot t of any completion lies S + t slots after the first of its prompt, and sees the same slots through a
 window. A prompt's length is all there is to know of it. A few sequences fill the device, as what each one sees is cut into
 shares: the token is the first, and the tiles of keys, the prompt's and then its own, are dealt out evenly to the others.
+
+Axes as in kernels.py, and: A the cosines and the sines of RoPE's angles in local layers, then those in global ones.
 """
 
 from __future__ import annotations
@@ -30,12 +32,16 @@ def whole_tiles(slots: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """What the rows are: completions of each prompt, rows of each policy, slots of prompts; how a layer sees and scales."""
+    """What the rows are: completions of each prompt, rows of each policy, slots of prompts; how a layer sees and scales.
+
+    `angles` is where along A its cosines are; its sines come after them.
+    """
 
     group: int
     policy_rows: int
     prompt_slots: int
     window: int
+    angles: int
     scale: float
     eps: float
 
@@ -47,22 +53,22 @@ def cache(prompt_PSKN: jax.Array, rows: int, slots: int) -> jax.Array:
     return jnp.concatenate([prompts.reshape(-1, K, N), jnp.zeros((rows * whole_tiles(slots), K, N), prompts.dtype)])
 
 
-def attend(qkv_RHN, norms, angles, slot_1, lengths_P, kv, rows: Rows, interpret: bool):
+def attend(qkv_RHN, norms, angles_RAN, slot_1, lengths_P, kv, rows: Rows, interpret: bool):
     """Shares of attention, [R, Z, H, N], and logarithms of their normalisers, [R, Z, H]; the cache with this token."""
     (R, heads, N), K = qkv_RHN.shape, kv[0].shape[1]
     H, most = heads - 2 * K, max(LEAST_SHARES, min(MOST_SHARES, PROGRAMS // (R * K)))
     shares = 1 << (most.bit_length() - 1)
-    arguments = (qkv_RHN, *(norm[None] for norm in norms), *angles, slot_1, lengths_P, *kv)
+    arguments = (qkv_RHN, *(norm[None] for norm in norms), angles_RAN, slot_1, lengths_P, *kv)
     shapes = ((R, shares, H, N), qkv_RHN.dtype), ((R, shares, H), FLOAT32), *((x.shape, x.dtype) for x in kv)
     out = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
     specs = [_whole(x) for x in arguments], [_whole(x) for x in out]
     kernel, grid = partial(_attend_kernel, rows), (R, K, shares)
-    run = call(kernel, grid, *specs, out, stages=3, aliases={7: 2, 8: 3}, interpret=interpret)
+    run = call(kernel, grid, *specs, out, stages=3, aliases={6: 2, 7: 3}, interpret=interpret)
     parts, logs, *kv = run(*arguments)
     return parts, logs, tuple(kv)
 
 
-def _attend_kernel(rows, qkv_ref, q_norm, k_norm, cos_ref, sin_ref, slot_ref, lengths_ref, *caches_and_outs):
+def _attend_kernel(rows, qkv_ref, q_norm, k_norm, angles_ref, slot_ref, lengths_ref, *caches_and_outs):
     k_ref, v_ref, out_ref, log_ref, *stored = caches_and_outs
     row, kv_head, share = (pl.program_id(axis) for axis in range(3))
     (R, shares, H, N), (slots, K, _), (P,), S = out_ref.shape, k_ref.shape, lengths_ref.shape, rows.prompt_slots
@@ -70,7 +76,8 @@ def _attend_kernel(rows, qkv_ref, q_norm, k_norm, cos_ref, sin_ref, slot_ref, le
     # Of heads that share keys there may be any number: the last is computed again.
     Q, slot = power_of_two(H // K), slot_ref[0]
     heads = _heads(kv_head, H // K, jax.lax.broadcasted_iota(jnp.int32, (Q,), 0))
-    q_parts = _rotary_parts(qkv_ref, row, heads, q_norm, cos_ref, sin_ref)
+    rotary_parts = partial(_rotary_parts, qkv_ref, row, angles_ref, rows.angles)
+    q_parts = rotary_parts(heads, q_norm)
 
     def queries():
         return (_rotated(q_parts, rows.eps).astype(FLOAT32) * rows.scale).astype(qkv_ref.dtype)
@@ -78,7 +85,7 @@ def _attend_kernel(rows, qkv_ref, q_norm, k_norm, cos_ref, sin_ref, slot_ref, le
     @pl.when(share == 0)
     def see_token():
         """The token sees itself, and goes into the cache."""
-        k = _rotated(_rotary_parts(qkv_ref, row, jnp.full((Q,), H + kv_head), k_norm, cos_ref, sin_ref), rows.eps)
+        k = _rotated(rotary_parts(jnp.full((Q,), H + kv_head), k_norm), rows.eps)
         v = qkv_ref[row, jnp.full((Q,), H + K + kv_head), :]
         for kept, x in zip(stored, (k, v), strict=True):
             kept[jnp.full((Q,), own_start + slot), kv_head, :] = x  # the same for every head of the query
@@ -125,7 +132,7 @@ def _heads(kv_head, count: int, index):
     return kv_head * count + jnp.minimum(index, count - 1)
 
 
-def _rotary_parts(qkv_ref, row, heads, norm_ref, cos_ref, sin_ref):
+def _rotary_parts(qkv_ref, row, angles_ref, angles, heads, norm_ref):
     """All that heads after norm and RoPE are made of, asked for at once, as arrays of one shape [heads, N].
 
     An array of another shape would be brought into this one's layout as soon as it came, and what is asked for later wait.
@@ -135,7 +142,8 @@ def _rotary_parts(qkv_ref, row, heads, norm_ref, cos_ref, sin_ref):
     exchanged = (jax.lax.broadcasted_iota(jnp.int32, (n, N), 1) + N // 2) % N
     flat_first, flat_rows, flat_heads = (jnp.broadcast_to(index[:, None], (n, N)) for index in (first, rows, heads))
     x, y = qkv_ref[row, heads, :], qkv_ref[flat_rows, flat_heads, exchanged]
-    return x, y, norm_ref[first, :], norm_ref[flat_first, exchanged], cos_ref[rows, :], sin_ref[rows, :]
+    cos, sin = (angles_ref[rows, angles + n, :] for n in range(2))
+    return x, y, norm_ref[first, :], norm_ref[flat_first, exchanged], cos, sin
 
 
 def _rotated(parts, eps):

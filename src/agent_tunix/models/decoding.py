@@ -96,20 +96,22 @@ def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) 
     first_R = _filled(jnp.repeat(lengths_P, group), policies, rows)
     one = jax.jit(_layer, static_argnames=("seen", "tile", "interpret"))
     static = {"tile": tile * sharing, "interpret": interpret}
-    S = attention_kernels.whole_tiles(prompt.keys_LBSKN.shape[2])
+    prompt_slots = prompt.keys_LBSKN.shape[2]
+    S = attention_kernels.whole_tiles(prompt_slots)
+    rotations = gemma3.rotations(arch, jnp.arange(prompt_slots + slots))
+    angles = [x_TN for pair in rotations for x_TN in gemma3.both_halves(*pair)]
+    angles_TAN = jnp.stack(angles, axis=1)  # of every position, in one array: to look a token's up is one kernel
 
     def read(cache, tokens_B, slot, done_B):
         del done_B  # what a finished sequence reads is of no use, and no one else sees it
         x_RD = gemma3.embed(weights, arch, _filled(tokens_B, policies, rows))
-        rotations = [gemma3.both_halves(*angles) for angles in gemma3.rotations(arch, first_R + slot)]
-        slot_1 = jnp.asarray(slot, jnp.int32)[None]
+        places = angles_TAN[first_R + slot], jnp.asarray(slot, jnp.int32)[None], lengths_P
         delta_ZRD, after_D = jnp.zeros((1, *x_RD.shape), jnp.float32), jnp.zeros_like(weights.final_norm_D)
         written = []
         for index, (layer, kv) in enumerate(zip(layers, cache, strict=True)):
             is_global = (index + 1) % arch.global_every == 0
             window = EVERYTHING if is_global else arch.sliding_window
-            seen = Rows(group, rows, S, window, arch.query_scale, arch.norm_eps)
-            places = rotations[is_global], slot_1, lengths_P
+            seen = Rows(group, rows, S, window, 2 * is_global, arch.query_scale, arch.norm_eps)
             x_RD, delta_ZRD, kv = one(x_RD, delta_ZRD, after_D, layer, kv, places, seen=seen, **static)
             after_D = layer.norms["post_feedforward_norm"]
             written.append(kv)
@@ -121,12 +123,12 @@ def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) 
 
 
 def _layer(x_RD, delta_ZRD, after_D, layer, kv, places, *, seen, tile, interpret):
-    (angles, slot_1, lengths_P), eps = places, seen.eps
+    (angles_RAN, slot_1, lengths_P), eps = places, seen.eps
     w, norms = layer.products, layer.norms
     x_RD, h_RD = kernels.norm(x_RD, delta_ZRD, after_D, norms["input_norm"], eps, interpret)
     qkv_RHN = kernels.product(h_RD, w["qkv"], tile, interpret).reshape(len(x_RD), -1, kv[0].shape[-1])
     heads = norms["q_norm"], norms["k_norm"]
-    *shares, kv = attention_kernels.attend(qkv_RHN, heads, angles, slot_1, lengths_P, kv, seen, interpret)
+    *shares, kv = attention_kernels.attend(qkv_RHN, heads, angles_RAN, slot_1, lengths_P, kv, seen, interpret)
     h_RE = attention_kernels.combine(*shares, interpret=interpret)
     delta_ZRD = kernels.split_product(h_RE, w["output"], tile, interpret)
     x_RD, h_RD = kernels.norm(x_RD, delta_ZRD, norms["post_attention_norm"], norms["pre_feedforward_norm"], eps, interpret)
