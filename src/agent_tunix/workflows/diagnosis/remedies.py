@@ -110,9 +110,13 @@ def own_overrides(config: Mapping[str, Any]) -> list[str]:
 
 def _set_otherwise(experiment: Path, wanted: Mapping[str, Any]) -> int:
     """How many values an experiment's own file sets that are not those wanted."""
+    return sum(wanted.get(key) != value for key, value in _set_by(experiment).items())
+
+
+@functools.cache
+def _set_by(experiment: Path) -> dict[str, Any]:
     own = {key: value for key, value in OmegaConf.load(experiment).items() if key != "defaults"}
-    set_by_it = leaves(OmegaConf.to_container(OmegaConf.create(own)))
-    return sum(wanted.get(key) != value for key, value in set_by_it.items())
+    return leaves(OmegaConf.to_container(OmegaConf.create(own)))
 
 
 def _overrides_from(start: list[str], config: Mapping[str, Any]) -> list[str]:
