@@ -105,27 +105,26 @@ def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) 
     def read(cache, tokens_B, slot, done_B):
         del done_B  # what a finished sequence reads is of no use, and no one else sees it
         x_RD = gemma3.embed(weights, arch, _filled(tokens_B, policies, rows))
+        h_RD = gemma3.rms_norm(x_RD, layers[0].norms["input_norm"], arch.norm_eps)
         places = angles_TAN[first_R + slot], jnp.asarray(slot, jnp.int32)[None], lengths_P
-        delta_ZRD, after_D = jnp.zeros((1, *x_RD.shape), jnp.float32), jnp.zeros_like(weights.final_norm_D)
+        norms = [*(layer.norms["input_norm"] for layer in layers[1:]), weights.final_norm_D]
         written = []
-        for index, (layer, kv) in enumerate(zip(layers, cache, strict=True)):
+        for index, (layer, kv, next_norm_D) in enumerate(zip(layers, cache, norms, strict=True)):
             is_global = (index + 1) % arch.global_every == 0
             window = EVERYTHING if is_global else arch.sliding_window
             seen = Rows(group, rows, S, window, 2 * is_global, arch.query_scale, arch.norm_eps)
-            x_RD, delta_ZRD, kv = one(x_RD, delta_ZRD, after_D, layer, kv, places, seen=seen, **static)
-            after_D = layer.norms["post_feedforward_norm"]
+            x_RD, h_RD, kv = one(x_RD, h_RD, layer, kv, places, next_norm_D, seen=seen, **static)
             written.append(kv)
-        _, hidden_RD = kernels.norm(x_RD, delta_ZRD, after_D, weights.final_norm_D, arch.norm_eps, interpret)
-        return hidden_RD.reshape(policies, rows, -1)[:, : B // policies].reshape(B, -1), written
+        return h_RD.reshape(policies, rows, -1)[:, : B // policies].reshape(B, -1), written
 
     kv = zip(prompt.keys_LBSKN, prompt.values_LBSKN, strict=True)
     return [tuple(attention_kernels.cache(x_PSKN, policies * rows, slots) for x_PSKN in pair) for pair in kv], read
 
 
-def _layer(x_RD, delta_ZRD, after_D, layer, kv, places, *, seen, tile, interpret):
+def _layer(x_RD, h_RD, layer, kv, places, next_norm_D, *, seen, tile, interpret):
+    """The residual stream after a layer, and what the next reads of it; h is what this one reads."""
     (angles_RAN, slot_1, lengths_P), eps = places, seen.eps
     w, norms = layer.products, layer.norms
-    x_RD, h_RD = kernels.norm(x_RD, delta_ZRD, after_D, norms["input_norm"], eps, interpret)
     qkv_RHN = kernels.product(h_RD, w["qkv"], tile, interpret).reshape(len(x_RD), -1, kv[0].shape[-1])
     heads = norms["q_norm"], norms["k_norm"]
     *shares, kv = attention_kernels.attend(qkv_RHN, heads, angles_RAN, slot_1, lengths_P, kv, seen, interpret)
@@ -133,7 +132,9 @@ def _layer(x_RD, delta_ZRD, after_D, layer, kv, places, *, seen, tile, interpret
     delta_ZRD = kernels.split_product(h_RE, w["output"], tile, interpret)
     x_RD, h_RD = kernels.norm(x_RD, delta_ZRD, norms["post_attention_norm"], norms["pre_feedforward_norm"], eps, interpret)
     h_RF = kernels.gated_product(h_RD, w["gate_up"], tile, interpret)
-    return x_RD, kernels.split_product(h_RF, w["down"], tile, interpret), kv
+    delta_ZRD = kernels.split_product(h_RF, w["down"], tile, interpret)
+    x_RD, h_RD = kernels.norm(x_RD, delta_ZRD, norms["post_feedforward_norm"], next_norm_D, eps, interpret)
+    return x_RD, h_RD, kv
 
 
 def _filled(values_B: jax.Array, policies: int, rows: int) -> jax.Array:

@@ -15,13 +15,13 @@ from agent_tunix.engine.rollout import Sampling
 ROWS, PAD = 4, 7
 
 
-def assert_same_draw(logits_BV, k, top_p=1.0):
+def assert_same_draw(logits_BV, k, top_p=1.0, greedy=False):
     key = jax.random.key(k)
     uniform_B1 = jax.random.uniform(key, (ROWS, 1))
     temperature_B1 = jnp.asarray([[0.5], [0.9], [1.0], [1.7]])
     cuts = {"k": k, "top_p": top_p, "pad_id": PAD, "interpret": True}
     got = jax.jit(partial(draw_kernels.draw, **cuts))(logits_BV, temperature_B1, uniform_B1)
-    sampling = Sampling(top_k=k, top_p=top_p, max_steps=1, num_generations=1, end_ids=(1,), pad_id=PAD)
+    sampling = Sampling(top_k=k, top_p=top_p, max_steps=1, num_generations=1, end_ids=(1,), pad_id=PAD, greedy=greedy)
     want = jax.jit(partial(rollout._draw_rows, sampling=sampling))(logits_BV, temperature_B1, uniform_B1)
     np.testing.assert_array_equal(got[0], want[0])
     np.testing.assert_allclose(got[1], want[1], atol=1e-4)
@@ -42,6 +42,13 @@ def test_of_equal_values_the_lower_index_comes_first(values):
     assert_same_draw(rows, 50)
 
 
+@pytest.mark.parametrize("values", [2, 10**6])
+def test_one_of_one_is_the_greedy_choice(values):
+    """Which is how a greedy token is drawn; also where thousands are as likely, and padding is among them."""
+    rows = jax.random.randint(jax.random.key(1), (ROWS, 40_960), 0, values).at[:, PAD].set(values).astype(jnp.float32)
+    assert PAD not in assert_same_draw(rows, 1, greedy=True)
+
+
 @pytest.mark.parametrize(("shift", "spread"), [(-1000.0, 3.0), (1000.0, 3.0), (0.0, 1e20)])
 def test_a_threshold_is_found_wherever_values_lie(shift, spread):
     """On one side of zero; and on both, so far apart that the distance of their bits is no 32-bit integer."""
@@ -49,10 +56,11 @@ def test_a_threshold_is_found_wherever_values_lie(shift, spread):
     assert_same_draw(logits_BV, 50)
 
 
-def test_a_gpu_can_be_given_the_kernels(lowered_for_gpu):
+@pytest.mark.parametrize("k", [1, 50])
+def test_a_gpu_can_be_given_the_kernels(lowered_for_gpu, k):
     one_B1 = jax.ShapeDtypeStruct((ROWS, 1), jnp.float32)
     logits_BV = jax.ShapeDtypeStruct((ROWS, 262_144), jnp.float32)
-    text = lowered_for_gpu(partial(draw_kernels.draw, k=50, top_p=0.9, pad_id=PAD), logits_BV, one_B1, one_B1)
+    text = lowered_for_gpu(partial(draw_kernels.draw, k=k, top_p=0.9, pad_id=PAD), logits_BV, one_B1, one_B1)
     assert text.count("xla.gpu.triton") == 2
 
 
