@@ -27,7 +27,7 @@ from agent_tunix.config.load import config_folder, did_you_mean, hydra_arguments
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
 from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 from agent_tunix.engine import lifeline
-from agent_tunix.errors import DivergenceError, UserError, file_mistake
+from agent_tunix.errors import DivergenceError, UserError, mistake_of
 
 console = Console(highlight=False)
 
@@ -233,7 +233,7 @@ def _hydra(config_name: str, task: Callable[[DictConfig], float | None], several
             raise UserError(_one_process(launch))
         from agent_tunix.engine import processes
 
-        with processes.joined(launch):
+        with processes.joined(launch), _answering():
             console.quiet = not processes.first()
             _compose(config_name, task)
 
@@ -245,8 +245,8 @@ def _answering() -> Iterator[None]:
         yield
     except UserError as mistake:
         _fail(mistake)
-    except OSError as fault:
-        if (of_user := file_mistake(fault)) is None:
+    except Exception as fault:
+        if (of_user := mistake_of(fault)) is None:
             raise
         _fail(of_user)
 

@@ -17,10 +17,23 @@ class DivergenceError(UserError):
     exit_code = 3
 
 
-def file_mistake(fault: OSError) -> UserError | None:
-    """What to say of a fault of files that a user can mend; nothing of any other."""
-    full = "Free some space; training.resume=<folder> goes on from the last checkpoint."
-    refused = "Choose a folder that can be written to, as in hydra.run.dir=<folder> or hydra.sweep.dir=<folder>."
+def mistake_of(fault: Exception) -> UserError | None:
+    """What to say of a fault of files or of memory that a user can mend; nothing of any other."""
+    if isinstance(fault, OSError):
+        return _of_files(fault)
+    if isinstance(fault, MemoryError) or "RESOURCE_EXHAUSTED" in str(fault):  # which is how JAX says it
+        return UserError(
+            f"There is not enough memory: {str(fault).splitlines()[0] if str(fault) else 'of the host'}\n"
+            "`agent-tunix plan` with the same overrides counts what a step needs. Fewer prompts at a time take less\n"
+            "(training.micro_batch_size=1, evaluation.batch_size), as do fewer completions (grpo.num_generations), shorter\n"
+            "ones (generation.max_generation_steps) and a smaller base (model.base_dtype=int8 or nf4)."
+        )
+    return None
+
+
+def _of_files(fault: OSError) -> UserError | None:
+    full = "Free some space. A run then goes on by training.resume=<folder>, a sweep or a search by its command again."
+    refused = "Check the rights to it; hydra.run.dir=<folder> or hydra.sweep.dir=<folder> choose where results are written."
     remedies = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), full)
     remedies |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR), refused)
     if fault.errno not in remedies:

@@ -10,7 +10,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3Config, Gemma3ForConditionalGeneration
 
-from agent_tunix.config.load import read_config, validate, write_config
+from agent_tunix.config.load import config_text, read_config, validate
 from agent_tunix.config.schema import Config, ExportConfig
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.guard import Progress
@@ -115,7 +115,7 @@ def test_peft_finds_the_text_part_of_a_multimodal_model(tmp_path, trained, golde
     adapters = type(adapters)(adapters.a, jax.tree.map(lambda b: b + 1e-4, adapters.b), adapters.scale)
     run = tmp_path / "multimodal"
     run.mkdir()
-    write_config(run / "config.yaml", cfg)
+    (run / "config.yaml").write_text(config_text(cfg))
     checkpoints = Checkpoints(run / "checkpoints", 1)
     checkpoints.save(init_state(adapters), Progress())
     checkpoints.close()

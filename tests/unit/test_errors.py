@@ -3,9 +3,11 @@ from __future__ import annotations
 import errno
 import os
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from agent_tunix.errors import file_mistake
+from agent_tunix.errors import mistake_of
 
 
 @pytest.mark.parametrize(
@@ -13,11 +15,24 @@ from agent_tunix.errors import file_mistake
     [(errno.ENOSPC, "Free some space"), (errno.EFBIG, "Free some space"), (errno.EACCES, "hydra.run.dir=")],
 )
 def test_a_fault_of_files_says_where_and_what_to_do(number, remedy):
-    message = str(file_mistake(OSError(number, os.strerror(number), "runs/metrics.jsonl")))
+    message = str(mistake_of(OSError(number, os.strerror(number), "runs/metrics.jsonl")))
     assert message.startswith(f"runs/metrics.jsonl: {os.strerror(number)}. ")
     assert remedy in message
 
 
-@pytest.mark.parametrize("fault", [FileNotFoundError(errno.ENOENT, "No such file", "x"), ConnectionError("refused")])
+@pytest.mark.parametrize(
+    "fault", [FileNotFoundError(errno.ENOENT, "No such file", "x"), ConnectionError("refused"), ValueError("2 != 3")]
+)
 def test_any_other_fault_is_no_mistake_of_a_user(fault):
-    assert file_mistake(fault) is None
+    assert mistake_of(fault) is None
+
+
+def test_what_memory_cannot_hold_says_how_to_need_less():
+    """As JAX says it of a device, and Python of the host."""
+    with pytest.raises(jax.errors.JaxRuntimeError) as full:
+        jax.jit(lambda: jnp.zeros((2**40, 2**10)).sum() + jnp.ones((2**40, 2**10))).lower().compile()()
+    for fault in (full.value, MemoryError()):
+        message = str(mistake_of(fault))
+        assert message.startswith("There is not enough memory: ")
+        assert "agent-tunix plan" in message
+        assert "\nTraceback" not in message

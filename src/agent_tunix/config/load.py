@@ -129,8 +129,9 @@ def read_config(path: Path) -> DictConfig:
         raise UserError(f"{path} cannot be read: {fault}") from fault
 
 
-def write_config(path: Path, config: Config) -> None:
-    path.write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))), encoding="utf-8")
+def config_text(config: BaseModel) -> str:
+    """As YAML that `read_config` reads."""
+    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:

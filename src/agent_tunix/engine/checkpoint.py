@@ -29,8 +29,9 @@ logging.getLogger("absl").setLevel(logging.CRITICAL)  # what orbax logs as an er
 class Checkpoints:
     """The `checkpoints/` folder of a run."""
 
-    def __init__(self, folder: Path, keep: int):
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
+    def __init__(self, folder: Path, keep: int | None = None):
+        """Keeps so many, and makes the folder; without a number they are only read."""
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, read_only=keep is None)
         self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
 
     def steps(self) -> list[int]:

@@ -20,14 +20,15 @@ VERSION = b"brain.Event:2"  # since which a session that starts makes TensorBoar
 class CurveFile:
     """A new file of a run's curves; TensorBoard reads those of one folder in the order in which they were begun."""
 
-    def __init__(self, folder: Path, forgotten_from: int | None = None):
-        """What earlier files say of a step, and of those after it, can be made to be forgotten."""
+    def __init__(self, folder: Path):
         folder.mkdir(parents=True, exist_ok=True)
         self._file = open(folder / f"events.out.tfevents.{time.time():.6f}", "wb")  # noqa: SIM115
         self._write(_field(3, VERSION))
-        if forgotten_from is not None:
-            session_starts = _number(1, 1)
-            self._write(_number(2, forgotten_from) + _field(7, session_starts))
+
+    def forget(self, step: int) -> None:
+        """Has TensorBoard forget what was said so far of this step and of those after it."""
+        session_starts = _number(1, 1)
+        self._write(_number(2, step) + _field(7, session_starts))
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         summary = b"".join(_field(1, _field(1, tag.encode()) + _float(2, value)) for tag, value in values.items())

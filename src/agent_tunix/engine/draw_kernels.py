@@ -90,7 +90,8 @@ def _draw_kernel(cuts, synchronise, logits_ref, maxima_ref, log_sums_ref, temper
     probs_s = weights_s / weights_s.sum(axis=0)
     before_s = jnp.cumsum(probs_s) - probs_s
     mine_s = _iota((slots,), 0) == _inverted(jnp.where(before_s < cuts.top_p, probs_s, 0.0), uniform_ref[0])
-    token_out[0] = jnp.where(mine_s, places_ref[pl.ds(0, slots)], 0).sum(axis=0)
+    token = jnp.where(mine_s, places_ref[pl.ds(0, slots)], 0).sum(axis=0)
+    token_out[0] = jnp.minimum(token, logits_ref.shape[0] - 1)  # of a row that is not of numbers, it may be nowhere
     log_sums = log_sums_ref[...]
     most = log_sums.max(axis=0)
     logprob_out[0] = jnp.where(mine_s, scores_s, 0.0).sum(axis=0) - most - jnp.log(jnp.exp(log_sums - most).sum(axis=0))

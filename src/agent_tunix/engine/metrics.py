@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -29,9 +30,9 @@ class RunFolder:
     def __init__(self, path: Path, resumed_at: int | None = None):
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
+        self._tensorboard = CurveFile(path / "tensorboard")
         if resumed_at is not None:
             self.rewind(resumed_at)
-        self._tensorboard = CurveFile(path / "tensorboard", None if resumed_at is None else resumed_at + 1)
 
     def metrics(self, record: Record) -> None:
         self._append("metrics.jsonl", [record])
@@ -49,19 +50,22 @@ class RunFolder:
         replace_text(self.path / "summary.json", json.dumps(record, indent=2) + "\n")
 
     def rewind(self, step: int) -> None:
-        """Drops lines of later steps, and one cut short by a kill: the resumed run will write them again."""
+        """Drops what was written of later steps, and lines cut short: the run will write them again."""
         for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl"):
             path = self.path / name
             if path.exists():
                 kept = [record for record in read_records(path) if record["step"] <= step]
                 replace_text(path, "".join(_line(record) for record in kept))
+        self._tensorboard.forget(step + 1)
 
     def close(self) -> None:
         self._tensorboard.close()
 
     def _append(self, name: str, records: Iterable[Record]) -> None:
-        with open(self.path / name, "a", encoding="utf-8") as file:
-            file.write("".join(_line(record) for record in records))
+        with open(self.path / name, "ab+") as file:
+            if file.tell() and file.seek(-1, os.SEEK_END) and file.read(1) != b"\n":  # after a line that was cut short
+                file.write(b"\n")
+            file.write("".join(_line(record) for record in records).encode())
 
     def _curves(self, record: Mapping[str, Any], prefix: str) -> None:
         numbers = {key: value for key, value in record.items() if key != "step" and isinstance(value, int | float)}
@@ -95,9 +99,21 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def read_records(path: Path) -> list[Record]:
-    """The whole lines of a .jsonl file; a last line without its end is a write that a kill cut short."""
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-    return [json.loads(line) for line in lines]
+    """The objects of a .jsonl file, as far as they can be read: a kill or a full disk cuts a line short."""
+    return objects(read_text(path).split("\n"))
+
+
+def read_text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def objects(texts: Iterable[str]) -> list[Record]:
+    """Those of some texts that are an object of JSON."""
+    found = []
+    for text in texts:
+        with contextlib.suppress(ValueError, RecursionError):
+            found.append(json.loads(text))
+    return [record for record in found if isinstance(record, dict)]
 
 
 class Clock:

@@ -9,6 +9,7 @@ follow from its own seed and position, and what happens to another run is not se
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Generator, Sequence
@@ -221,7 +222,9 @@ def together(runs: Sequence[Conversation[Result]]) -> list[Result | DivergenceEr
         except DivergenceError as fault:
             results[index] = fault
 
-    try:
+    with contextlib.ExitStack() as closing:
+        for run in runs:
+            closing.callback(run.close)
         for index in range(len(runs)):
             proceed(index, None)
         while waiting:
@@ -231,7 +234,4 @@ def together(runs: Sequence[Conversation[Result]]) -> list[Result | DivergenceEr
             fillers = [requests[0]] * (len(runs) - len(requests))
             for index, answer in zip(chosen, requests[0].answer(requests + fillers), strict=False):
                 proceed(index, answer)
-    finally:
-        for run in runs:
-            run.close()
     return results

@@ -71,8 +71,8 @@ def attend(qkv_RHN, norms, angles_RAN, slot_1, lengths_P, kv, rows: Rows, interp
 def _attend_kernel(rows, qkv_ref, q_norm, k_norm, angles_ref, slot_ref, lengths_ref, *caches_and_outs):
     k_ref, v_ref, out_ref, log_ref, *stored = caches_and_outs
     row, kv_head, share = (pl.program_id(axis) for axis in range(3))
-    (R, shares, H, N), (slots, K, _), (P,), S = out_ref.shape, k_ref.shape, lengths_ref.shape, rows.prompt_slots
-    own_start = P * S + row * ((slots - P * S) // R)
+    (R, shares, H, N), (slots, K, _), prompt_slots = out_ref.shape, k_ref.shape, lengths_ref.shape[0] * rows.prompt_slots
+    own_start = prompt_slots + row * ((slots - prompt_slots) // R)
     # Of heads that share keys there may be any number: the last is computed again.
     Q, slot = power_of_two(H // K), slot_ref[0]
     heads = _heads(kv_head, H // K, jax.lax.broadcasted_iota(jnp.int32, (Q,), 0))
@@ -92,15 +92,7 @@ def _attend_kernel(rows, qkv_ref, q_norm, k_norm, angles_ref, slot_ref, lengths_
         out_ref[row, share, heads, :] = v
         log_ref[row, share, heads] = (queries().astype(FLOAT32) * k.astype(FLOAT32)).sum(axis=1)
 
-    prompts = P * rows.policy_rows // R  # of a policy
-    prompt = row // rows.policy_rows * prompts + jnp.minimum(row % rows.policy_rows // rows.group, prompts - 1)
-    before = S + slot + 1 - rows.window  # slots out of the window
-    seen, own_seen = jnp.maximum(S - lengths_ref[prompt], before), jnp.maximum(0, before - S)  # the first that are
-    first, own_first = seen // KEY_TILE, own_seen // KEY_TILE
-    of_prompt = jnp.maximum(0, S // KEY_TILE - first)
-    tiles = of_prompt + pl.cdiv(slot, KEY_TILE) - own_first
-    size = pl.cdiv(tiles, shares - 1)
-    begin, end = (share - 1) * size, jnp.minimum(share * size, tiles)
+    begin, end, tile = _share_of_tiles(rows, (R, shares), slot, own_start, lengths_ref, (k_ref, v_ref))
 
     @pl.when((share > 0) & (begin >= end))
     def see_nothing():
@@ -111,20 +103,35 @@ def _attend_kernel(rows, qkv_ref, q_norm, k_norm, angles_ref, slot_ref, lengths_
     def see_tiles():
         times = max(1, LEAST_TILE // Q)  # to fill a tile
         q = jnp.broadcast_to(queries()[:, None], (Q, times, N)).reshape(Q * times, N)
-
-        def tile(n):
-            """The keys and values of a tile, and which of them are seen."""
-            own = n >= of_prompt
-            start = jnp.where(own, own_first + n - of_prompt, first + n) * KEY_TILE
-            index = start + jax.lax.broadcasted_iota(jnp.int32, (KEY_TILE,), 0)
-            here = pl.ds(jnp.where(own, own_start, prompt * S) + start, KEY_TILE)
-            of_tile = (index >= jnp.where(own, own_seen, seen)) & (index < jnp.where(own, slot, S))
-            return k_ref[here, kv_head, :], v_ref[here, kv_head, :], of_tile
-
         greatest, total, out = _softmax(q, tile, begin, end)
         repeated = _heads(kv_head, H // K, jax.lax.broadcasted_iota(jnp.int32, (Q * times,), 0) // times)
         out_ref[row, share, repeated, :] = (out / total[:, None]).astype(out_ref.dtype)
         log_ref[row, share, repeated] = greatest + jnp.log(total)
+
+
+def _share_of_tiles(rows, counts: tuple[int, int], slot, own_start, lengths_ref, caches):
+    """Of the tiles that a row sees, the prompt's and then its own, where a share begins and ends; and how to load one."""
+    row, kv_head, share = (pl.program_id(axis) for axis in range(3))
+    (R, shares), (P,), S = counts, lengths_ref.shape, rows.prompt_slots
+    prompts = P * rows.policy_rows // R  # of a policy
+    prompt = row // rows.policy_rows * prompts + jnp.minimum(row % rows.policy_rows // rows.group, prompts - 1)
+    before = S + slot + 1 - rows.window  # slots out of the window
+    seen, own_seen = jnp.maximum(S - lengths_ref[prompt], before), jnp.maximum(0, before - S)  # the first that are
+    first, own_first = seen // KEY_TILE, own_seen // KEY_TILE
+    of_prompt = jnp.maximum(0, S // KEY_TILE - first)
+    tiles = of_prompt + pl.cdiv(slot, KEY_TILE) - own_first
+    size = pl.cdiv(tiles, shares - 1)
+
+    def tile(n):
+        """The keys and values of a tile, and which of them are seen."""
+        own = n >= of_prompt
+        start = jnp.where(own, own_first + n - of_prompt, first + n) * KEY_TILE
+        index = start + jax.lax.broadcasted_iota(jnp.int32, (KEY_TILE,), 0)
+        here = pl.ds(jnp.where(own, own_start, prompt * S) + start, KEY_TILE)
+        of_tile = (index >= jnp.where(own, own_seen, seen)) & (index < jnp.where(own, slot, S))
+        return *(x[here, kv_head, :] for x in caches), of_tile
+
+    return (share - 1) * size, jnp.minimum(share * size, tiles), tile
 
 
 def _heads(kv_head, count: int, index):

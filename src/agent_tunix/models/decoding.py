@@ -109,8 +109,7 @@ def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) 
         places = angles_TAN[first_R + slot], jnp.asarray(slot, jnp.int32)[None], lengths_P
         norms = [*(layer.norms["input_norm"] for layer in layers[1:]), weights.final_norm_D]
         written = []
-        for index, (layer, kv, next_norm_D) in enumerate(zip(layers, cache, norms, strict=True)):
-            is_global = (index + 1) % arch.global_every == 0
+        for layer, kv, next_norm_D, is_global in zip(layers, cache, norms, arch.is_global().tolist(), strict=True):
             window = EVERYTHING if is_global else arch.sliding_window
             seen = Rows(group, rows, S, window, 2 * is_global, arch.query_scale, arch.norm_eps)
             x_RD, h_RD, kv = one(x_RD, h_RD, layer, kv, places, next_norm_D, seen=seen, **static)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agent_tunix.models.attention import attend
 from agent_tunix.models.low_rank import adapted
@@ -46,9 +47,9 @@ class Architecture:
     rope_global_factor: float
     norm_eps: float
 
-    def is_global(self) -> jax.Array:
+    def is_global(self) -> np.ndarray:
         """For each layer, whether it attends to everything before it."""
-        return jnp.arange(1, self.num_layers + 1) % self.global_every == 0
+        return np.arange(1, self.num_layers + 1) % self.global_every == 0
 
 
 @pytree
@@ -124,9 +125,9 @@ def forward_groups(
     def read(q, k, v, _, window):
         (q_prompt, q_own), (k_prompt, k_own), (v_prompt, v_own) = map(apart, (q, k, v))
         prompt = k_prompt, v_prompt, prompts.positions_PS
-        h_PSD = attend(q_prompt, prompts.positions_PS, [prompt], window)
-        h_BCD = attend(q_own, positions_BC, [prompt, (k_own, v_own, positions_BC)], window)
-        return jnp.concatenate([h_PSD, h_BCD.reshape(P, -1, h_BCD.shape[-1])], axis=1)
+        h_PSE = attend(q_prompt, prompts.positions_PS, [prompt], window)
+        h_BCE = attend(q_own, positions_BC, [prompt, (k_own, v_own, positions_BC)], window)
+        return jnp.concatenate([h_PSE, h_BCE.reshape(P, -1, h_BCE.shape[-1])], axis=1)
 
     hidden, _ = _through(weights, adapters, arch, own, positions, ("fsdp", None, None), (), read, keep=False)
     return apart(hidden)

@@ -121,7 +121,7 @@ def _rope(config: dict[str, Any], folder: Path) -> tuple[float, float, float]:
     return float(near["rope_theta"]), float(far["rope_theta"]), float(far.get("factor") or 1.0)
 
 
-def write_config(arch: Architecture, dtype: str) -> dict[str, Any]:
+def config_of(arch: Architecture, dtype: str) -> dict[str, Any]:
     """A config.json in single keys, which every version of transformers, vLLM and llama.cpp's converter reads."""
     scalar = round(arch.query_scale**-2, 6)
     scaling = {"factor": arch.rope_global_factor, "rope_type": "linear"} if arch.rope_global_factor != 1 else None

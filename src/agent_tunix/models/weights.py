@@ -254,7 +254,7 @@ def save_tensors(
     if len(shards) > 1:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
         (folder / huggingface.INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    config = huggingface.write_config(arch, jnp.dtype(dtype).name)
+    config = huggingface.config_of(arch, jnp.dtype(dtype).name)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 

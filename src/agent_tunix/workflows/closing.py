@@ -62,14 +62,14 @@ def _advice(cfg: Config, status: str, path: Path) -> list[str]:
     return advice
 
 
-def remedy(r: Run, path: Path, step: int, fault: str, progress: Progress) -> str:
-    """What to say of a run that diverged."""
+def remedy(r: Run, saved: Path | None, step: int, fault: str, progress: Progress) -> str:
+    """What to say of a run that diverged, with the folder of its checkpoints if it has any."""
     rate, train = r.cfg.optimizer.learning_rate, shell_command("train")
     tried = f" after {len(progress.rollbacks)} rollbacks" if progress.rollbacks else ""
-    saved = f"The last good checkpoint is kept in {path / 'checkpoints'}." if (path / "checkpoints").exists() else ""
+    kept = f" The last good checkpoint is kept in {saved}." if saved else ""
     return (
         f"The run diverged at step {step}{tried}: {fault}.\n"
-        f"The update did not reach the weights. {saved}\n"
+        f"The update did not reach the weights.{kept}\n"
         "Most often the learning rate is too high. Try, in this order:\n"
         f"  {train} optimizer.learning_rate={rate / 10:g}\n"
         f"  {train} optimizer.max_grad_norm={min(0.01, r.cfg.optimizer.max_grad_norm / 10):g}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -211,8 +212,8 @@ def earlier_adapters(cfg: Config, model: Model) -> Adapters | None:
 
 def load_trained(folder: str, cfg: Config, model: Model, step: int | None = None) -> tuple[Trainable, int]:
     """What a run has learnt by a step (default: the last), and that step."""
-    checkpoints = Checkpoints(Path(folder) / "checkpoints", cfg.training.max_checkpoints_to_keep)
-    state, _ = checkpoints.restore(state_shapes(cfg, model), step)
+    with contextlib.closing(Checkpoints(Path(folder) / "checkpoints")) as checkpoints:
+        state, _ = checkpoints.restore(state_shapes(cfg, model), step)
     return evaluation_trainable(state, cfg.optimizer.optimizer_name), int(state.step)
 
 

@@ -77,6 +77,10 @@ def train_all(
     jobs: Sequence[Job], folder: Path, console: Console, shelf: setup.Shelf, interruption: Interruption, fuse: Fuse = "auto"
 ) -> list[Record]:
     """As `run`, for one of several sweeps of a process: what they load lies on one shelf, and one signal stops them all."""
+    if not all(job.folder.name.isdecimal() for job in jobs):
+        raise UserError(
+            "hydra.sweep.subdir: jobs are kept in folders by their numbers; hydra.sweep.dir=<folder> says where."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     modes = set[str]()
     overrides = {job.folder.name: job.overrides for job in jobs}

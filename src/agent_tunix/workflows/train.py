@@ -15,12 +15,12 @@ from pathlib import Path
 from rich.console import Console
 
 from agent_tunix.config.guidance import warnings
-from agent_tunix.config.load import write_config
+from agent_tunix.config.load import config_text
 from agent_tunix.config.schema import Config
 from agent_tunix.engine import processes
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.guard import MAX_ROLLBACKS, Interruption, Progress, fault_of
-from agent_tunix.engine.metrics import Clock, Record, RunFolder, cost_record, run_folder, update_record
+from agent_tunix.engine.metrics import Clock, Record, RunFolder, cost_record, replace_text, run_folder, update_record
 from agent_tunix.engine.population import Conversation, Foresight, alone
 from agent_tunix.engine.rng import Purpose
 from agent_tunix.engine.update import evaluation_trainable
@@ -101,16 +101,15 @@ def training(
     r: Run, path: Path, display: Display, interruption: Interruption, pause: Pause = lambda step: False
 ) -> Conversation[Outcome]:
     """A run from its beginning, or from its last checkpoint, to its summary; a paused run is evaluated, and can go on."""
-    cfg = r.cfg
     yield Foresight(foreseen(r))
-    fresh = setup.new_state(cfg, r.model)
+    fresh = setup.new_state(r.cfg, r.model)
     _ = r.model.weights  # are read now: a fault of theirs comes before anything is written
     processes.make_shared(path)
-    checkpoints = Checkpoints(path / "checkpoints", cfg.training.max_checkpoints_to_keep)
+    checkpoints = Checkpoints(path / "checkpoints", r.cfg.training.max_checkpoints_to_keep)
     state, progress = checkpoints.restore(fresh) if checkpoints.steps() else (fresh, Progress())
     folder = run_folder(path, int(state.step))
     if processes.first():
-        write_config(path / "config.yaml", cfg)
+        replace_text(path / "config.yaml", config_text(r.cfg))
     display.begin(int(state.step))
     desk = Desk(folder, checkpoints, display, interruption, pause, list(progress.rollbacks), set())
     status, after = "failed", []
@@ -191,7 +190,8 @@ def recover(r: Run, state: TrainState, progress: Progress, fault: str, desk: Des
         desk.display.notice(f"step {step}: {fault}; the batch is dropped (training.on_divergence=ignore).")
         return state, progress.advanced()
     if mode == "stop" or len(progress.rollbacks) >= MAX_ROLLBACKS:
-        raise DivergenceError(remedy(r, desk.folder.path, step, fault, progress))
+        kept = desk.folder.path / "checkpoints" if desk.checkpoints.steps() else None
+        raise DivergenceError(remedy(r, kept, step, fault, progress))
     restored, saved = desk.checkpoints.restore(state)
     desk.folder.rewind(int(restored.step))
     progress = progress.rolled_back(saved, step, fault)

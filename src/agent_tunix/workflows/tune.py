@@ -11,10 +11,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from omegaconf import OmegaConf
 from rich.console import Console
 
-from agent_tunix.config.load import read_config, validate
+from agent_tunix.config.load import config_text, read_config, validate
 from agent_tunix.config.tuning import TuneConfig
 from agent_tunix.engine.guard import Interruption
 from agent_tunix.engine.metrics import Record, replace_text
@@ -110,7 +109,7 @@ def fit(s: Session, plan: Plan, settings: Settings, earlier: Record) -> None:
     s.record |= {"batches": batches, "updates": s.end, "rungs": list(s.places), "price": price}
     s.folder.mkdir(parents=True, exist_ok=True)
     s.write()
-    replace_text(s.folder / "tune.yaml", OmegaConf.to_yaml(OmegaConf.create(s.cfg.model_dump(mode="json"))))
+    replace_text(s.folder / "tune.yaml", config_text(s.cfg))
     of = "" if s.end == plan.total_steps else f" of the {plan.total_steps} that the whole run has"
     s.say(f"Candidates run for {s.end} updates{of} and are compared after {', '.join(map(str, s.places))}.")
 

@@ -4,7 +4,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from agent_tunix.config.load import config_folder, did_you_mean, keys, read_config, validate, write_config
+from agent_tunix.config.load import config_folder, config_text, did_you_mean, keys, read_config, validate
 from agent_tunix.config.schema import Config, EvaluateConfig
 from agent_tunix.errors import UserError
 
@@ -46,7 +46,7 @@ def test_a_plain_mapping_is_taken_too(composed):
 
 def test_what_is_written_is_read_again_the_same(composed, tmp_path):
     config = validate(composed | {"data": composed["data"] | {"system_prompt": "Grüße: 1 ≠ 2\n# no comment"}}, Config)
-    write_config(tmp_path / "config.yaml", config)
+    (tmp_path / "config.yaml").write_text(config_text(config), encoding="utf-8")
     assert validate(read_config(tmp_path / "config.yaml"), Config) == config
 
 

@@ -57,7 +57,8 @@ def test_a_number_that_is_none_and_one_too_large(tmp_path):
 def test_every_record_is_on_disk_at_once_and_the_newest_file_comes_last(tmp_path):
     first = CurveFile(tmp_path / "tensorboard")
     first.add(3, {"train/loss": 0.5})
-    second = CurveFile(tmp_path / "tensorboard", forgotten_from=3)
+    second = CurveFile(tmp_path / "tensorboard")
+    second.forget(3)
     second.add(3, {"train/loss": 0.25})
     older, newer = (events_in(path) for path in sorted((tmp_path / "tensorboard").iterdir()))
     assert [event.step for event in older] == [0, 3]

@@ -71,6 +71,15 @@ def test_the_likeliest_may_all_lie_in_one_block_or_be_fewer_than_k():
     assert_same_draw(jnp.asarray(logits), 50)
 
 
+@pytest.mark.parametrize("k", [1, 50])
+def test_a_row_that_is_not_of_numbers_gives_a_token_of_the_vocabulary_without_a_probability(k):
+    logits_BV = jnp.zeros((ROWS, 16_384)).at[0].set(jnp.nan).at[1, ::2].set(jnp.nan)
+    one_B1 = jnp.full((ROWS, 1), 0.5)
+    tokens_B, logprobs_B = draw_kernels.draw(logits_BV, one_B1, one_B1, k=k, top_p=1.0, pad_id=PAD, interpret=True)
+    assert ((tokens_B >= 0) & (tokens_B < 16_384)).all()
+    assert jnp.isnan(logprobs_B).tolist() == [True, True, False, False]
+
+
 def test_a_row_too_short_or_a_k_too_great_is_left_to_sorting():
     assert draw_kernels.serve(50, draw_kernels.SMALLEST_ROW)
     assert not draw_kernels.serve(50, draw_kernels.SMALLEST_ROW - 1)

@@ -59,6 +59,25 @@ def test_a_resumed_run_drops_later_steps_and_a_half_written_line(tmp_path):
     assert [r["step"] for r in read_records(tmp_path / "samples.jsonl")] == [1, 2]
 
 
+def test_a_line_after_one_that_was_cut_short_is_whole(tmp_path):
+    (tmp_path / "evals.jsonl").write_text('{"step": 1, "split": "test"}\n{"step": 2, "sp')
+    folder = RunFolder(tmp_path)
+    folder.evaluation({"step": 3, "split": "test"})
+    folder.close()
+    assert [r["step"] for r in read_records(tmp_path / "evals.jsonl")] == [1, 3]
+
+
+def test_a_run_that_goes_back_has_its_curves_forgotten_too(tmp_path):
+    folder = RunFolder(tmp_path)
+    for step in (1, 2, 3):
+        folder.metrics({"step": step})
+    folder.rewind(1)
+    folder.close()
+    assert [r["step"] for r in read_records(tmp_path / "metrics.jsonl")] == [1]
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    assert [event.step for event in events_in(path) if event.HasField("session_log")] == [2]
+
+
 def test_opening_a_run_again_without_resuming_drops_nothing(tmp_path):
     for step in (1, 2):
         folder = RunFolder(tmp_path)

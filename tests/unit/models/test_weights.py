@@ -163,7 +163,7 @@ def test_saved_config_keeps_every_number(tmp_path, arch):
     odd = dataclasses.replace(
         arch, global_every=5, rope_global_factor=1.0, rope_local_base=5000.0, query_scale=168**-0.5, num_layers=11
     )
-    config = huggingface.write_config(odd, "float32")
+    config = huggingface.config_of(odd, "float32")
     assert type(config["query_pre_attn_scalar"]) is int
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert huggingface.read_architecture(tmp_path) == odd

@@ -7,7 +7,6 @@ edited by hand. What cannot be read is left out; what is left decides how much c
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from agent_tunix.config.load import read_config
-from agent_tunix.engine.metrics import Record
+from agent_tunix.engine.metrics import Record, objects, read_records, read_text
 from agent_tunix.errors import UserError
 
 Point = tuple[int, float]  # a step and what was measured there
@@ -162,40 +161,19 @@ def read_run(folder: Path) -> RunRecords:
             "Give runs/<time> as training printed it, or multirun/<time> for a sweep."
         )
     config: Any = OmegaConf.to_container(read_config(folder / "config.yaml"))
-    metrics = read_lines(folder / "metrics.jsonl")
+    metrics = read_records(folder / "metrics.jsonl")
     return RunRecords(
         config=config if isinstance(config, dict) else {},
         metrics=metrics,
-        evals=read_lines(folder / "evals.jsonl"),
+        evals=read_records(folder / "evals.jsonl"),
         summary=read_object(folder / "summary.json"),
     )
 
 
-def read_lines(path: Path) -> list[Record]:
-    """The objects of a .jsonl file, as far as they can be read."""
-    return _objects(_text(path).split("\n"))
-
-
 def read_object(path: Path) -> Record:
     """The object of a .json file; an empty one where there is none that can be read."""
-    found = _objects([_text(path)])
+    found = objects([read_text(path)])
     return found[0] if found else {}
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
-
-def _objects(texts: Sequence[str]) -> list[Record]:
-    found = []
-    for text in texts:
-        try:
-            record = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict):
-            found.append(record)
-    return found
 
 
 def finite(value: Any) -> bool:

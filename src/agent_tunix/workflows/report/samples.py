@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agent_tunix.engine.metrics import Record
-from agent_tunix.workflows.diagnosis.records import finite, read_lines
+from agent_tunix.engine.metrics import Record, read_records
+from agent_tunix.workflows.diagnosis.records import finite
 
 COLUMNS = 5
 OFTEN = 3  # steps that must show the same prompt before others are left out for it
@@ -35,7 +35,7 @@ class Column:
 def columns(folder: Path) -> list[Column]:
     """A few steps, evenly spaced from the first to the last; of one prompt where it came again and again."""
     by_step: dict[int, list[Record]] = defaultdict(list)
-    for record in read_lines(folder / "samples.jsonl"):
+    for record in read_records(folder / "samples.jsonl"):
         if finite(record.get("step")) and isinstance(record.get("completion"), str):
             by_step[int(record["step"])].append(record)
     steps = _same_prompt(by_step) or sorted(by_step)
