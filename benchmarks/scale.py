@@ -140,15 +140,15 @@ def gathers(s: memory.Shapes, times: float) -> Moved:
 def passes(s: memory.Shapes, times: int) -> Moved:
     """Going through all layers forwards so many times (an update: forwards, again, and back), and once through the logits.
 
-    A micro-batch is read in two parts, prompts and completions, each of which gathers weights for itself.
+    The prompts and completions of a micro-batch go through together, so weights are gathered once for both.
     """
     micro_batches, arch = s.prompts / s.micro_batch, s.arch
     tokens = s.prompts * (s.prompt_length + s.generations * s.completion_length) / s.fsdp
     sums = Moved()
     if s.tp > 1:  # the outputs of attention and of the feed-forward layer are summed, there and back
         each = 2 * tokens * arch.embed_dim * BF16 * others(s.tp)
-        sums = Moved(times * 2 * arch.num_layers * each, times * 2 * 2 * micro_batches * arch.num_layers)
-    return gathers(s, 2 * times * micro_batches) + sums + logits_traffic(s, times)
+        sums = Moved(times * 2 * arch.num_layers * each, times * 2 * micro_batches * arch.num_layers)
+    return gathers(s, times * micro_batches) + sums + logits_traffic(s, times)
 
 
 def logits_traffic(s: memory.Shapes, times: int) -> Moved:
