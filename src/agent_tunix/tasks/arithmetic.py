@@ -65,5 +65,8 @@ def generate(count: int, seed: int, split: str) -> list[Problem]:
     pairs = [(a, b) for a in range(1, LARGEST + 1) for b in range(1, a + 1) if split_of(a, b) == split]
     available = [Problem(*words, *pair) for pair in pairs for words in itertools.product(TEMPLATES, NAMES, THINGS)]
     if count > len(available):
-        raise UserError(f"data.num_examples={count}: the {split} split has {len(available)} problems of arithmetic.")
+        raise UserError(
+            f"{count} problems of arithmetic are asked for, and the {split} split has {len(available)}: "
+            f"lower {'data' if split == 'train' else 'evaluation'}.num_examples."
+        )
     return random.Random(f"{split}-{seed}").sample(available, count)

@@ -78,15 +78,21 @@ def _parse(name: str, numbered: Numbered, fmt: RowFormat) -> tuple[list[Row], li
 def _row(raw: Any, fmt: RowFormat) -> Row:
     if isinstance(raw, bytes):
         try:
-            raw = json.loads(raw.decode("utf-8"))
+            raw = json.loads(raw.decode("utf-8-sig"))
         except json.JSONDecodeError as fault:
             raise ValueError(f"not JSON ({fault})") from fault
     if not isinstance(raw, dict):
         raise ValueError("not a JSON object")
+    if None in raw:  # what the csv module calls a field beyond those of the first line
+        raise ValueError(f"more fields than the first line names; quote a text that has a comma ({raw[None]})")
     for field in (fmt.question_field, fmt.answer_field):
         if raw.get(field) is None or not str(raw[field]).strip():
             raise ValueError(f"no field '{field}'; the row has {', '.join(map(str, raw)) or 'no fields'}")
     question, text = str(raw[fmt.question_field]).strip(), str(raw[fmt.answer_field]).strip()
+    try:
+        (question + text).encode()
+    except UnicodeEncodeError as fault:
+        raise ValueError(f"not text ({fault.reason})") from fault
     if fmt.answer_pattern is None:
         return Row(question, text)
     match = re.search(fmt.answer_pattern, text)
@@ -119,7 +125,9 @@ def _read(file: Path) -> Numbered:
         raise UserError(f"data.path={file}: the format is not known; give a .jsonl, .csv (both also .gz) or .parquet file.")
     try:
         yield from reader(file)
-    except (OSError, EOFError, zlib.error, csv.Error) as fault:
+    except UnicodeDecodeError as fault:
+        raise UserError(f"data.path={file} cannot be read: {fault}.\nSave it in UTF-8.") from fault
+    except (OSError, EOFError, zlib.error, csv.Error, ValueError) as fault:  # pyarrow's are ValueErrors
         raise UserError(f"data.path={file} cannot be read: {fault}") from fault
 
 

@@ -44,8 +44,10 @@ def load_examples(cfg: Config, split: str, limit: int | None, tokenizer: Tokeniz
     if dropped:
         notice(f"{dropped} of {len(rows)} {split} prompts exceed generation.max_prompt_length={longest} and are left out.")
     if not examples:
+        remedy = f"all {dropped} prompts are longer; raise it" if dropped else "there are no rows; give more data"
         raise UserError(
-            f"The {split} split has no example left; data.path={cfg.data.path}, {dropped} prompts were too long."
+            f"The {split} split of data.path={cfg.data.path} has no example left with "
+            f"generation.max_prompt_length={longest}: {remedy}."
         )
     return examples
 
@@ -66,7 +68,8 @@ def load_rows(cfg: Config, split: str, limit: int | None, notice: Notice) -> lis
         notice(f"{len(bad)} malformed rows of {data.path} are left out ({named}).")
     if not rows and split != "train":
         raise UserError(
-            f"training.train_fraction={fraction:g} leaves no example of {data.path} to validate with; lower it, as to 0.9."
+            f"training.train_fraction={fraction:g} leaves no example of {data.path} to validate with; "
+            "give more rows, or lower it."
         )
     return rows
 

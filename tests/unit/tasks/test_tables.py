@@ -131,6 +131,7 @@ BAD_ROWS = [
     ('{"question": "  ", "answer": "a"}', "no field 'question'"),
     ("{}", "no fields"),
     (b'{"question": "\xff", "answer": "a"}', "utf-8"),
+    (r'{"question": "half of \ud83d", "answer": "a"}', "not text"),
 ]
 
 
@@ -153,6 +154,32 @@ def test_a_short_row_of_a_csv_file_is_named_by_its_line(tmp_path):
     (tmp_path / "data.csv").write_text("question,answer\nq,a\nq2\n")
     with pytest.raises(UserError, match=r"data\.csv, line 3: no field 'answer'"):
         read_rows(str(tmp_path / "data.csv"), None, "train", 1.0, PLAIN)
+
+
+def test_a_row_with_more_fields_than_names_is_malformed(tmp_path):
+    """A comma that is not quoted would make a false answer."""
+    (tmp_path / "data.csv").write_text("question,answer\na, b,1\n")
+    with pytest.raises(UserError, match=r"data\.csv, line 2: more fields .*quote"):
+        read_rows(str(tmp_path / "data.csv"), None, "train", 1.0, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.jsonl", '{"question": "q", "answer": "ü"}'), ("a.csv", "question,answer\nq,ü")]
+)
+def test_a_mark_of_the_byte_order_is_no_part_of_the_text(tmp_path, name, text):
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert read_rows(str(tmp_path / name), None, "train", 1.0, PLAIN)[0] == [Row("q", "ü")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "remedy"), [("a.csv", b"question,answer\nq,\xfc", "UTF-8"), ("a.parquet", b"no", "")]
+)
+def test_a_file_that_is_not_what_it_is_called_is_named(tmp_path, name, content, remedy):
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=rf"{name} cannot be read: .*(\n.*)*{remedy}"):
+        read_rows(str(tmp_path / name), None, "train", 1.0, PLAIN)
 
 
 def test_the_pattern_cuts_the_final_answer_out_of_a_worked_one(tmp_path):
