@@ -208,7 +208,7 @@ def _tune(composed: DictConfig) -> None:
 def _evaluate(composed: DictConfig) -> None:
     from agent_tunix.workflows import evaluate as workflow
 
-    workflow.run(validate(composed, EvaluateConfig), _output(), console)
+    workflow.run(validate(composed, EvaluateConfig), _output(), console, HydraConfig.get().overrides.task)
 
 
 def _export(composed: DictConfig) -> None:

@@ -6,6 +6,7 @@ Hydra finds this module by the name of its folder. It is imported at every start
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,7 +53,13 @@ class FusedLauncher(BasicLauncher):
             return super().launch(job_overrides, initial_job_idx)
         from agent_tunix.cli import run_sweep
 
-        for job, accuracy in zip(composed, run_sweep(composed, self.fuse), strict=True):
+        try:
+            accuracies = run_sweep(composed, self.fuse)
+        finally:
+            for job in composed:
+                with contextlib.suppress(OSError):  # it holds something
+                    Path(job.hydra_cfg.hydra.runtime.output_dir).rmdir()  # type: ignore[union-attr]
+        for job, accuracy in zip(composed, accuracies, strict=True):
             job.return_value = accuracy
         return composed
 
@@ -69,10 +76,9 @@ class _Composer:
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         job = tuple(sweep_overrides)
-        if job in self._composed:
-            return self._composed.pop(job)
-        self._composed[job] = self._loader.load_sweep_config(master_config, sweep_overrides)
-        return self._composed[job]
+        if job not in self._composed:
+            self._composed[job] = self._loader.load_sweep_config(master_config, sweep_overrides)
+        return copy.deepcopy(self._composed[job])
 
 
 class CloseSweep(Callback):

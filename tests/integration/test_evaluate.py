@@ -54,6 +54,18 @@ def test_a_step_without_a_checkpoint_is_refused(command, trained):
     assert "there are 2" in outcome.err
 
 
+@pytest.mark.parametrize("asked", [["data.path=elsewhere.jsonl"], ["model=gemma3_1b"], ["+experiment=quick_test"]])
+def test_what_a_run_has_its_own_of_is_refused(command, asked):
+    outcome = command("evaluate", "run=somewhere", *asked)
+    assert outcome.code == 2
+    assert f"{asked[0]}: a run is evaluated as it was trained; only run, step" in outcome.err
+
+
+def test_a_step_of_no_run_is_refused(command):
+    outcome = command("evaluate", "model=gemma3_tiny", "step=7")
+    assert (outcome.code, "give the folder of a run" in outcome.err) == (2, True)
+
+
 def test_a_folder_that_is_no_run_is_refused(command):
     outcome = command("evaluate", "run=nowhere")
     assert outcome.code == 2

@@ -137,6 +137,24 @@ def test_the_basic_launcher_leaves_the_same_sweep_folder(command, tmp_path):
     assert (tmp_path / "sweep" / "report.html").is_file()
 
 
+@pytest.mark.parametrize("fault", ["scheduler.warmup_steps=1,50", "model.lora_module_path=q_proj,nothing"])
+def test_what_one_job_cannot_be_run_with_is_found_before_any_runs(command, tmp_path, fault):
+    outcome = command("train", *RUN, fault, "hydra.sweep.dir=sweep", "--multirun")
+    assert outcome.code == 2
+    assert not outcome.err.count("Traceback")
+    assert [path.name for path in (tmp_path / "sweep").iterdir()] == ["multirun.yaml"]
+
+
+def test_a_sweep_is_not_written_into_the_folder_of_a_run_nor_a_run_into_that_of_a_sweep(command, tmp_path):
+    for name, kind in (("config.yaml", "a run"), ("sweep.json", "a sweep")):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / name).touch()
+    of_two = ["optimizer.learning_rate=1e-5,2e-5", "--multirun"]
+    for arguments, kind in (([*of_two, "hydra.sweep.dir=a run"], "a run"), (["hydra.run.dir=a sweep"], "a sweep")):
+        outcome = command("train", *RUN, *arguments)
+        assert (outcome.code, f"{kind} holds {kind}; choose another folder" in outcome.err) == (2, True)
+
+
 def test_a_fault_in_one_job_is_found_before_any_runs(command, tmp_path):
     outcome = command("train", *RUN, "optimizer.learning_rate=1e-5,-1", "hydra.sweep.dir=sweep", "--multirun")
     assert outcome.code == 2

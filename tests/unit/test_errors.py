@@ -12,7 +12,12 @@ from agent_tunix.errors import mistake_of
 
 @pytest.mark.parametrize(
     ("number", "remedy"),
-    [(errno.ENOSPC, "Free some space"), (errno.EFBIG, "Free some space"), (errno.EACCES, "hydra.run.dir=")],
+    [
+        (errno.ENOSPC, "Free some space"),
+        (errno.EFBIG, "Free some space"),
+        (errno.EACCES, "hydra.run.dir"),
+        (errno.EEXIST, "what is there"),
+    ],
 )
 def test_a_fault_of_files_says_where_and_what_to_do(number, remedy):
     message = str(mistake_of(OSError(number, os.strerror(number), "runs/metrics.jsonl")))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import json
 import logging
 import os
 import re
@@ -20,7 +21,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from agent_tunix.engine.guard import Progress
-from agent_tunix.errors import UserError
+from agent_tunix.errors import UserError, mistake_of
 from agent_tunix.types import TrainState
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # what orbax logs as an error it raises as well
@@ -61,12 +62,25 @@ class Checkpoints:
         args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), progress=ocp.args.JsonRestore())
         try:
             restored = self._manager.restore(step, args=args)
-        except ValueError as fault:
-            raise UserError(
-                f"The checkpoint of step {step} does not fit this configuration ({str(fault).splitlines()[0]}).\n"
-                "Model, adapters and optimizer must be those the run was started with."
-            ) from fault
+        except Exception as fault:  # orbax and tensorstore raise many kinds
+            if mistake_of(fault):
+                raise
+            raise self._unreadable(step, fault) from fault
         return restored.state, Progress.from_json(restored.progress)
+
+    def _unreadable(self, step: int, fault: Exception) -> UserError:
+        with contextlib.suppress(Exception):  # what was being read is given up, and says nothing of its own
+            self._manager.close()
+        why, folder = str(fault).splitlines()[0] if str(fault) else repr(fault), self._manager.directory / str(step)
+        if isinstance(fault, ValueError) and not isinstance(fault, json.JSONDecodeError) and "DATA_LOSS" not in why:
+            return UserError(
+                f"The checkpoint of step {step} does not fit this configuration ({why}).\n"
+                "Model, adapters and optimizer must be those the run was started with."
+            )
+        return UserError(
+            f"The checkpoint of step {step} cannot be read; it may be damaged ({why}).\n"
+            f"Remove {folder} to go on from the one before."
+        )
 
     def settle(self) -> None:
         """Waits until all that was saved is on disk; a fault of writing it is raised here, or by the next save."""

@@ -108,7 +108,7 @@ def _draw_rows(logits_BV, temperature_B1, uniform_B1, sampling: Sampling) -> tup
     if kernels.capability() >= kernels.AMPERE and draw_kernels.serve(k, vocab_size):
         of = (logits_BV, temperature_B1, uniform_B1)
         return draw_kernels.draw(*of, k=k, top_p=sampling.top_p, pad_id=sampling.pad_id)
-    logits_BV = logits_BV / temperature_B1
+    logits_BV = (logits_BV - logits_BV.max(axis=1, keepdims=True)) / temperature_B1  # the greatest stays finite
     tokens_B = draw_tokens(logits_BV, uniform_B1, sampling)
     chosen_B = jnp.take_along_axis(logits_BV, tokens_B[:, None], axis=-1)[:, 0]
     return tokens_B, chosen_B - jax.nn.logsumexp(logits_BV, axis=-1)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent_tunix.config.guidance import warnings
-from agent_tunix.config.schema import Config
 from agent_tunix.engine.guard import Progress
 from agent_tunix.engine.metrics import Record, RunFolder, read_records
+from agent_tunix.workflows.diagnosis.remedies import join, less, own_overrides, value_text
 from agent_tunix.workflows.display import shell_command
 from agent_tunix.workflows.gather import Run
 
@@ -20,7 +20,7 @@ def summarise(r: Run, folder: RunFolder, rollbacks: Sequence[Record], status: st
     steps = max((record["step"] for record in read_records(folder.path / "metrics.jsonl")), default=0)
     summary: Record = {
         "status": status,
-        "overrides": list(r.overrides),
+        "overrides": _overrides(r),
         "steps": steps,
         "first_eval": evals[0] if evals else None,
         "best_eval": max(evals, key=lambda record: record["accuracy"], default=None),
@@ -34,7 +34,7 @@ def summarise(r: Run, folder: RunFolder, rollbacks: Sequence[Record], status: st
         },
         "rollbacks": list(rollbacks),
         "warnings": warnings(r.cfg, len(r.task.train)),
-        "advice": _advice(r.cfg, status, folder.path),
+        "advice": _advice(r, status, folder.path),
     }
     folder.summary(summary)
     return summary
@@ -45,17 +45,18 @@ def validations(folder: RunFolder) -> list[Record]:
     return [record for record in read_records(folder.path / "evals.jsonl") if record["split"] == "validation"]
 
 
-def _advice(cfg: Config, status: str, path: Path) -> list[str]:
+def _advice(r: Run, status: str, path: Path) -> list[str]:
     """The commands to try next."""
-    train, evaluate, export = (shell_command(verb) for verb in ("train", "evaluate", "export"))
+    cfg, train = r.cfg, shell_command("train")
     if status == "diverged":
-        return [f"{train} optimizer.learning_rate={cfg.optimizer.learning_rate / 10:g}"]
+        return [_again(r, "optimizer.learning_rate", cfg.optimizer.learning_rate / 10)]
     if status != "completed":
-        return [f"{train} training.resume={path}"]
-    advice = [f"{evaluate} run={path} inference_config=standard num_passes=8", f"{export} run={path} format=peft"]
-    advice.append(f"{shell_command('doctor')} {path}")
+        return [join([f"training.resume={value_text(str(path))}"])]
+    run = f"run={value_text(str(path))}"
+    advice = [join([run, "inference_config=standard", "num_passes=8"], "evaluate"), join([run, "format=peft"], "export")]
+    advice.append(join([str(path)], "doctor"))
     if cfg.training.method == "supervised":
-        return [f"{train} training.init_from={path}", *advice]
+        return [join([f"training.init_from={value_text(str(path))}"]), *advice]
     if cfg.model.model_size == "tiny":
         sweep = "--multirun optimizer.learning_rate=1e-7,1e-6,1e-5,1e-4"
         return [advice[0], advice[2], f"{train} +experiment=control", f"{train} +experiment=quick_test {sweep}"]
@@ -64,14 +65,24 @@ def _advice(cfg: Config, status: str, path: Path) -> list[str]:
 
 def remedy(r: Run, saved: Path | None, step: int, fault: str, progress: Progress) -> str:
     """What to say of a run that diverged, with the folder of its checkpoints if it has any."""
-    rate, train = r.cfg.optimizer.learning_rate, shell_command("train")
     tried = f" after {len(progress.rollbacks)} rollbacks" if progress.rollbacks else ""
     kept = f" The last good checkpoint is kept in {saved}." if saved else ""
     return (
         f"The run diverged at step {step}{tried}: {fault}.\n"
         f"The update did not reach the weights.{kept}\n"
         "Most often the learning rate is too high. Try, in this order:\n"
-        f"  {train} optimizer.learning_rate={rate / 10:g}\n"
-        f"  {train} optimizer.max_grad_norm={min(0.01, r.cfg.optimizer.max_grad_norm / 10):g}\n"
-        f"  {train} training.on_divergence=rollback"
+        f"  {_again(r, 'optimizer.learning_rate', r.cfg.optimizer.learning_rate / 10)}\n"
+        f"  {_again(r, 'optimizer.max_grad_norm', min(0.01, r.cfg.optimizer.max_grad_norm / 10))}\n"
+        f"  {_again(r, 'training.on_divergence', 'rollback')}"
     )
+
+
+def _again(r: Run, key: str, value: float | str) -> str:
+    """The command of a run with another value."""
+    return join([*less(_overrides(r), key), f"{key}={value if isinstance(value, str) else f'{value:g}'}"])
+
+
+def _overrides(r: Run) -> list[str]:
+    """As they were given; of a run that was continued, the fewest that lead to it."""
+    continued = any(override.startswith("training.resume=") for override in r.overrides)
+    return own_overrides(r.cfg.model_dump(mode="json")) if continued else list(r.overrides)

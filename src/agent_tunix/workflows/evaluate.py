@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,11 +29,14 @@ from agent_tunix.engine.metrics import Record, run_folder
 from agent_tunix.engine.population import Conversation, Sample, alone
 from agent_tunix.engine.rng import Purpose, step_key
 from agent_tunix.engine.rollout import Draw, Sampling
+from agent_tunix.errors import UserError
 from agent_tunix.models.lora import Trainable, policy
 from agent_tunix.tasks import answers, rewards
 from agent_tunix.tasks.datasets import Example, batches
 from agent_tunix.workflows import setup
 from agent_tunix.workflows.examples import load_examples, prompt_width
+
+ASKED = ("run", "step", "inference_config", "num_passes", "evaluation", "seed")  # what can be chosen for a run
 
 
 def complete(
@@ -104,8 +108,9 @@ def _majority_right(completions: Sequence[str], truth: str) -> bool:
     return answers.same_answer(votes.most_common(1)[0][0], truth)
 
 
-def run(cfg: EvaluateConfig, output: Path, console: Console) -> Record:
+def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence[str] = ()) -> Record:
     """`evaluate.py`: a run's checkpoint, or the base model, on the test split."""
+    _check_asked(cfg, overrides)
     setup.start_device()
     trained = setup.saved_config(cfg.run, "run") if cfg.run else cfg
     model = setup.load_trained_model(trained, console.print) if cfg.run else setup.load_model(cfg)
@@ -125,12 +130,24 @@ def run(cfg: EvaluateConfig, output: Path, console: Console) -> Record:
     completions = alone(complete(model, trainable, examples, width, cfg.evaluation.batch_size, sampling, temperature, key))
     record = {"step": step, "split": "test", **grade(examples, completions), "num_passes": cfg.num_passes}
     record |= {f"inference/{k}": v for k, v in cfg.inference_config.model_dump().items()}
+    console.print(_table(record, cfg, trained))
     folder = run_folder(Path(cfg.run) if cfg.run else output)
     folder.evaluation(record)
     folder.close()
-    console.print(_table(record, cfg, trained))
     console.print(f"written to {folder.path / 'evals.jsonl'}")
     return record
+
+
+def _check_asked(cfg: EvaluateConfig, overrides: Sequence[str]) -> None:
+    """What is asked of a run that has its own answer is refused, not passed over."""
+    if cfg.run is None and cfg.step is not None:
+        raise UserError(f"step={cfg.step}: the base model has no steps; give the folder of a run, as in run=runs/<time>.")
+    for override in overrides if cfg.run else ():
+        name = re.split(r"[.=@]", override.lstrip("+~"), maxsplit=1)[0]
+        if name not in ASKED:
+            raise UserError(
+                f"{override.removeprefix('++')}: a run is evaluated as it was trained; only {', '.join(ASKED)} can be given."
+            )
 
 
 def _trainable(cfg: EvaluateConfig, trained: Config, model: setup.Model) -> tuple[Trainable | None, int]:

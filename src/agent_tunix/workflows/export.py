@@ -61,10 +61,9 @@ def run(cfg: ExportConfig, console: Console) -> Path:
 @contextmanager
 def _appearing_whole(output: Path) -> Iterator[Path]:
     """A folder to write to, renamed to `output` when all is written, and removed when something fails."""
-    output.parent.mkdir(parents=True, exist_ok=True)
     temporary = output.parent / f".{output.name}.{os.getpid()}"
-    temporary.mkdir()
     try:
+        temporary.mkdir(parents=True)
         yield temporary
         temporary.rename(output)
     except OSError as fault:

@@ -90,9 +90,19 @@ def start_device() -> None:
 def saved_config(folder: str, key: str) -> Config:
     """The configuration of an earlier run, named by a key of this one."""
     path = Path(folder) / "config.yaml"
+    if folder == "???":  # as Hydra says that a value is missing
+        raise UserError(f"{key} is missing: give the folder of a run, as in {key}=runs/<time>.")
     if not path.exists():
         raise UserError(f"{key}={folder}: this is not the folder of a run, it has no config.yaml.")
     return validate(read_config(path), Config)
+
+
+def refuse_others(folder: Path, kept: str) -> None:
+    """Refuses to write what is kept in a file of that name into a folder that is for something else."""
+    kinds = {"config.yaml": "a run", "sweep.json": "a sweep", "tune.json": "a search", "lr_find.json": "a ramp of lr-find"}
+    for name, kind in kinds.items():
+        if name != kept and (folder / name).exists():
+            raise UserError(f"{folder} holds {kind}; choose another folder.")
 
 
 def load_model(cfg: Config, mesh: Mesh | None = None) -> Model:
@@ -177,7 +187,7 @@ def state_shapes(cfg: Config, model: Model) -> TrainState:
     """The shapes of a state and their places."""
 
     def like(weights: Weights) -> TrainState:
-        trainable = _fresh_adapters(**_adapters_of(cfg, model.arch)) if cfg.model.lora_rank > 0 else masters(weights)
+        trainable = _fresh_adapters(**adapters_of(cfg, model.arch)) if cfg.model.lora_rank > 0 else masters(weights)
         return init_state(trainable, cfg.optimizer.optimizer_name)
 
     return abstract(like, model.arch, model.mesh, model.shapes)
@@ -187,7 +197,7 @@ def new_trainable(cfg: Config, model: Model) -> Trainable:
     """What is trained, before the first update: fresh adapters, those of an earlier run, or all weights in float32."""
     if cfg.model.lora_rank == 0:
         return masters(model.weights)
-    fresh = make_in_place(_fresh_adapters, model.arch, model.mesh, **_adapters_of(cfg, model.arch))
+    fresh = make_in_place(_fresh_adapters, model.arch, model.mesh, **adapters_of(cfg, model.arch))
     learnt = earlier_adapters(cfg, model)
     if learnt is None:
         return fresh
@@ -217,7 +227,7 @@ def load_trained(folder: str, cfg: Config, model: Model, step: int | None = None
     return evaluation_trainable(state, cfg.optimizer.optimizer_name), int(state.step)
 
 
-def _adapters_of(cfg: Config, arch: Architecture) -> dict[str, Any]:
+def adapters_of(cfg: Config, arch: Architecture) -> dict[str, Any]:
     """What the adapters of a run before its first update follow from."""
     section = cfg.model
     try:

@@ -68,6 +68,7 @@ class Job:
 
 def run(jobs: Sequence[Job], folder: Path, console: Console, fuse: Fuse = "auto") -> list[Record]:
     """Runs the jobs that are not finished yet; returns the results of all, in their order, and writes sweep.json."""
+    setup.refuse_others(folder, "sweep.json")
     setup.start_device()
     with Interruption() as interruption:
         return train_all(jobs, folder, console, setup.Shelf(), interruption, fuse)
@@ -85,16 +86,21 @@ def train_all(
     modes = set[str]()
     overrides = {job.folder.name: job.overrides for job in jobs}
     open_jobs = [job for job in _labelled(jobs) if _unfinished(job)]
-    with Bars(console, several=True) as bars:
-        for group in groups(open_jobs):
-            for mode, part in parts(group, shelf, bars.notice, fuse):
-                if not interruption.requested:
-                    modes |= {mode}
-                    write_index(folder, overrides, ", ".join(sorted(modes)), {job.folder.name for job in part})
-                    _train(part, shelf, bars, interruption)
-        if interruption.requested:
-            bars.notice(f"Interrupted. The same command with hydra.sweep.dir={folder} goes on from here.")
-    write_index(folder, overrides)
+    try:
+        with Bars(console, several=True) as bars:
+            for job in open_jobs:  # what the user must mend in any of them comes before the first is trained
+                prepare(job.cfg, shelf, lambda text: None)
+            for group in groups(open_jobs):
+                for mode, part in parts(group, shelf, bars.notice, fuse):
+                    if not interruption.requested:
+                        modes |= {mode}
+                        write_index(folder, overrides, ", ".join(sorted(modes)), {job.folder.name for job in part})
+                        _train(part, shelf, bars, interruption)
+            if interruption.requested:
+                bars.notice(f"Interrupted. The same command with hydra.sweep.dir={folder} goes on from here.")
+    finally:
+        if modes:
+            write_index(folder, overrides)
     return [results(job.folder) for job in jobs]
 
 

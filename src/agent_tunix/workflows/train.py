@@ -71,6 +71,8 @@ def prepare(cfg: Config, shelf: setup.Shelf, notice: Notice, overrides: Sequence
     """Opens what the run needs; whatever the user must mend is found here, before anything is written."""
     started = time.monotonic()
     model = shelf.model(cfg)
+    if cfg.model.lora_rank:
+        setup.adapters_of(cfg, model.arch)
     scorer = Scorer(cfg.reward.functions, cfg.reward.weights)
     task = shelf.task(cfg, model.tokenizer, notice)
     if cfg.training.method == "supervised":
@@ -89,6 +91,7 @@ def prepare(cfg: Config, shelf: setup.Shelf, notice: Notice, overrides: Sequence
 
 def run(cfg: Config, path: Path, console: Console, overrides: Sequence[str] = ()) -> Record:
     """`run_training.py`: trains, or continues the run in `path`; returns the summary that it also writes there."""
+    setup.refuse_others(path, "config.yaml")
     setup.start_device()
     with Interruption() as interruption, Bars(console) as bars:
         r = prepare(cfg, setup.Shelf(), bars.notice, overrides)

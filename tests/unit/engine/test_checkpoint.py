@@ -148,6 +148,29 @@ def test_adapters_of_another_kind_are_refused_with_a_message(checkpoints, other)
     gc.collect()  # so that the warning about them comes here
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # as above
+@pytest.mark.parametrize("damaged", ["state/ocdbt.process_0/d/*", "state/_METADATA", "progress/metadata"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_serves(checkpoints, tmp_path, damaged):
+    for step in (4, 5):
+        checkpoints.save(state_at(step, rank=64), Progress(step))
+    checkpoints.settle()
+    for path in (tmp_path / "checkpoints" / "5").glob(damaged):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
+    with pytest.raises(UserError, match=r"step 5 cannot be read.*\nRemove .*5 to go on"):
+        checkpoints.restore(state_at(0, rank=64))
+    shutil.rmtree(tmp_path / "checkpoints" / "5")
+    again = Checkpoints(tmp_path / "checkpoints")
+    assert again.restore(state_at(0, rank=64))[1] == Progress(4)
+    again.close()
+
+
+def test_checkpoints_that_are_only_read_make_no_folder(tmp_path):
+    reader = Checkpoints(tmp_path / "checkpoints")
+    assert reader.steps() == []
+    reader.close()
+    assert not (tmp_path / "checkpoints").exists()
+
+
 def test_what_the_guard_did_is_remembered(checkpoints):
     progress = Progress(4, 0.1, (7,), ({"step": 8, "batch": 7, "reason": "the loss is nan", "rate_scale": 0.1},))
     checkpoints.save(state_at(5), progress)

@@ -59,5 +59,5 @@ def test_a_seed_decides_the_problems():
 
 
 def test_more_problems_than_there_are_is_refused():
-    with pytest.raises(UserError, match=r"data.num_examples=1000000: the test split has \d+ problems"):
+    with pytest.raises(UserError, match=r"the test split has \d+: lower evaluation.num_examples"):
         generate(1_000_000, 0, "test")
