@@ -193,16 +193,18 @@ def test_jobs_are_grouped_by_the_program_they_need():
 def test_a_group_is_cut_to_what_memory_holds(monkeypatch, gigabytes, sizes):
     monkeypatch.setattr(sweep, "card", lambda: ("a card", gigabytes))
     group, said = jobs(*([f"seed={seed}"] for seed in range(4))), []
-    found = sweep.parts(group, setup.Shelf(), said.append, "always")
+    first = train.prepare(group[0].cfg, setup.Shelf(), print)
+    found = sweep.parts(group, first, said.append, "always")
     assert [len(part) for _, part in found] == sizes
     assert len(said) == 1
 
 
 def test_whether_to_fuse_is_decided_by_what_the_device_takes(monkeypatch):
     group = jobs(["seed=1"], ["seed=2"], ["seed=3"], ["seed=4"])
+    first = train.prepare(group[0].cfg, setup.Shelf(), print)
     for ratio, mode in ((1.3, "fused"), (3.9, "one after another")):
         monkeypatch.setattr(sweep, "cost_of_many", lambda r, members, ratio=ratio: ratio)
         said: list[str] = []
-        found = sweep.parts(group, setup.Shelf(), said.append)
+        found = sweep.parts(group, first, said.append)
         assert {how for how, _ in found} == {mode}
         assert f"{ratio} times" in said[0]

@@ -85,17 +85,17 @@ def train_all(
     folder.mkdir(parents=True, exist_ok=True)
     modes = set[str]()
     overrides = {job.folder.name: job.overrides for job in jobs}
-    open_jobs = [job for job in _labelled(jobs) if _unfinished(job)]
+    grouped = groups(job for job in _labelled(jobs) if _unfinished(job))
     try:
         with Bars(console, several=True) as bars:
-            for job in open_jobs:  # what the user must mend in any of them comes before the first is trained
-                prepare(job.cfg, shelf, lambda text: None)
-            for group in groups(open_jobs):
-                for mode, part in parts(group, shelf, bars.notice, fuse):
+            # All at first: what the user must mend in any of them comes before one is trained.
+            runs = {job.folder: _prepared(job, shelf, bars) for group in grouped for job in group}
+            for group in grouped:
+                for mode, part in parts(group, runs[group[0].folder], bars.notice, fuse):
                     if not interruption.requested:
                         modes |= {mode}
                         write_index(folder, overrides, ", ".join(sorted(modes)), {job.folder.name for job in part})
-                        _train(part, shelf, bars, interruption)
+                        _train(part, [runs.pop(job.folder) for job in part], bars, interruption)
             if interruption.requested:
                 bars.notice(f"Interrupted. The same command with hydra.sweep.dir={folder} goes on from here.")
     finally:
@@ -134,18 +134,18 @@ def _program(cfg: Config) -> str:
     return json.dumps(tree)
 
 
-def parts(group: Sequence[Job], shelf: setup.Shelf, notice: Notice, fuse: Fuse = "auto") -> list[tuple[str, Sequence[Job]]]:
+def parts(group: Sequence[Job], first: Run, notice: Notice, fuse: Fuse = "auto") -> list[tuple[str, Sequence[Job]]]:
     """A group cut into what is trained at once, and how: all that memory holds where that pays, else one by one."""
-    size = _fused_size(group, shelf, notice, fuse) if len(group) > 1 and fuse != "never" else 1
+    size = _fused_size(first, len(group), notice, fuse) if len(group) > 1 and fuse != "never" else 1
     mode = "fused" if size > 1 else "one after another"
     return [(mode, group[start : start + size]) for start in range(0, len(group), size)]
 
 
-def _train(jobs: Sequence[Job], shelf: setup.Shelf, bars: Bars, interruption: Interruption) -> None:
+def _train(jobs: Sequence[Job], runs: Sequence[Run], bars: Bars, interruption: Interruption) -> None:
     """Trains jobs at once; one that diverges does not end the others."""
-    runs = [prepare(job.cfg, shelf, _notice(job, bars), job.overrides) for job in jobs]
     width = max(r.task.prompt_width for r in runs)  # other seeds, other prompts: one width serves all
-    runs = [dataclasses.replace(r, task=dataclasses.replace(r.task, prompt_width=width)) for r in runs]
+    now = time.monotonic()
+    runs = [dataclasses.replace(r, task=dataclasses.replace(r.task, prompt_width=width), started=now) for r in runs]
     conversations = [
         training(r, job.folder, bars.display(job.label, r.plan.total_steps), interruption, job.rests)
         for r, job in zip(runs, jobs, strict=True)
@@ -155,10 +155,10 @@ def _train(jobs: Sequence[Job], shelf: setup.Shelf, bars: Bars, interruption: In
             bars.notice(str(outcome))
 
 
-def _notice(job: Job, bars: Bars) -> Notice:
+def _prepared(job: Job, shelf: setup.Shelf, bars: Bars) -> Run:
     """A job that goes on has said its notices when it began; candidates of a search are to be far off, some of them."""
     silent = job.stop_after is not None or (job.folder / "config.yaml").exists()
-    return (lambda text: None) if silent else bars.labelled(job.label)
+    return prepare(job.cfg, shelf, (lambda text: None) if silent else bars.labelled(job.label), job.overrides)
 
 
 def _answered(conversations: list[Any]) -> list[Outcome | DivergenceError]:
@@ -170,22 +170,21 @@ def _answered(conversations: list[Any]) -> list[Outcome | DivergenceError]:
         return [fault]
 
 
-def _fused_size(group: Sequence[Job], shelf: setup.Shelf, notice: Notice, fuse: Fuse) -> int:
+def _fused_size(r: Run, jobs: int, notice: Notice, fuse: Fuse) -> int:
     """How many of a group to train at once: 1 where the device gains nothing, else as many as its memory holds."""
-    r = prepare(group[0].cfg, shelf, lambda text: None)
-    members = _most_that_fit(r, len(group))
+    members = _most_that_fit(r, jobs)
     if members < 2:
-        notice(f"{len(group)} jobs run one after another: memory holds one at a time.")
+        notice(f"{jobs} jobs run one after another: memory holds one at a time.")
         return 1
-    programs = -(-len(group) // members)
-    size = -(-len(group) // programs)
+    programs = -(-jobs // members)
+    size = -(-jobs // programs)
     Foresight.answer([Foresight(foreseen(r))] * size)  # they are compiled while this is measured
     ratio = cost_of_many(r, size)
     measured = f"a decode step of {size} jobs at once takes {ratio:.1f} times that of one"
     if fuse == "auto" and ratio > WORTH * size:
-        notice(f"{len(group)} jobs run one after another: {measured}.")
+        notice(f"{jobs} jobs run one after another: {measured}.")
         return 1
-    notice(f"{len(group)} jobs run as one program{f', in {programs} parts' if programs > 1 else ''}: {measured}.")
+    notice(f"{jobs} jobs run as one program{f', in {programs} parts' if programs > 1 else ''}: {measured}.")
     return size
 
 
