@@ -63,8 +63,9 @@ class RunFolder:
 
     def _append(self, name: str, records: Iterable[Record]) -> None:
         with open(self.path / name, "ab+") as file:
-            if file.tell() and file.seek(-1, os.SEEK_END) and file.read(1) != b"\n":  # after a line that was cut short
-                file.write(b"\n")
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                file.write(b"" if file.read(1) == b"\n" else b"\n")  # after a line that was cut short
             file.write("".join(_line(record) for record in records).encode())
 
     def _curves(self, record: Mapping[str, Any], prefix: str) -> None:

@@ -87,7 +87,7 @@ def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sam
     last, *_, drawn = jax.lax.while_loop(more, decode, (0, first[0], ends(first[0]), cache, drawn))
     tokens_CB, logprobs_CB = drawn
     rollouts = _until_the_end(tokens_CB.T, logprobs_CB.T, last, ends, sampling.pad_id)
-    return tuple(jax.tree.map(lambda rows, k=k: cut(jnp.split(rows, K)[k], "fsdp"), rollouts) for k in range(K))
+    return tuple(jax.tree.map(lambda x, k=k: cut(x[k * B // K : (k + 1) * B // K], "fsdp"), rollouts) for k in range(K))
 
 
 def _until_the_end(tokens_BC, logprobs_BC, last, ends, pad_id: int) -> Rollouts:
