@@ -8,8 +8,11 @@ ROWS, COLUMNS = 8, 60
 WIDTH, HEIGHT, MARGIN = 640, 240, 40
 
 
-def in_characters(values: Sequence[float]) -> str:
-    """Bars of a height that follows the values, eight rows high, with the greatest value at the top left."""
+def in_characters(values: Sequence[float], last: int | None = None) -> str:
+    """Bars of a height that follows the values, eight rows high, with the greatest value at the top left.
+
+    They are of every update, or taken evenly from so many.
+    """
     top = max(values) or 1.0
     columns = min(COLUMNS, len(values))
     picked = [values[i * (len(values) - 1) // max(columns - 1, 1)] for i in range(columns)]
@@ -20,14 +23,14 @@ def in_characters(values: Sequence[float]) -> str:
         label = f"{top:.1e}" if row == ROWS - 1 else "0" if row == 0 else ""
         lines.append(f"{label:>8} |{cells}")
     return "\n".join(
-        [*lines, f"{'':>8} +{'-' * columns}", f"{'':>10}update 1{f'update {len(values)}':>{max(columns - 8, 0)}}"]
+        [*lines, f"{'':>8} +{'-' * columns}", f"{'':>10}update 1{f'update {last or len(values)}':>{max(columns - 8, 0)}}"]
     )
 
 
-def as_svg(values: Sequence[float], title: str) -> str:
+def as_svg(values: Sequence[float], title: str, last: int | None = None) -> str:
     """A picture that any browser shows."""
-    top, last = max(values) or 1.0, max(len(values) - 1, 1)
-    across, up = (WIDTH - 2 * MARGIN) / last, (HEIGHT - 2 * MARGIN) / top
+    top = max(values) or 1.0
+    across, up = (WIDTH - 2 * MARGIN) / max(len(values) - 1, 1), (HEIGHT - 2 * MARGIN) / top
     points = " ".join(f"{MARGIN + i * across:.1f},{HEIGHT - MARGIN - v * up:.1f}" for i, v in enumerate(values))
     bottom, right = HEIGHT - MARGIN, WIDTH - MARGIN
     return (
@@ -36,5 +39,5 @@ def as_svg(values: Sequence[float], title: str) -> str:
         f'<path d="M{MARGIN} {MARGIN}V{bottom}H{right}" fill="none" stroke="#888"/>\n'
         f'<polyline points="{points}" fill="none" stroke="#2266cc" stroke-width="2"/>\n'
         f'<text x="4" y="{MARGIN + 4}">{top:.1e}</text>\n<text x="{MARGIN}" y="{bottom + 16}">1</text>\n'
-        f'<text x="{right}" y="{bottom + 16}" text-anchor="end">update {len(values)}</text>\n</svg>\n'
+        f'<text x="{right}" y="{bottom + 16}" text-anchor="end">update {last or len(values)}</text>\n</svg>\n'
     )

@@ -29,20 +29,22 @@ from agent_tunix.workflows.examples import load_rows, load_task
 from agent_tunix.workflows.plan import Plan, make_plan
 
 USABLE = 0.92  # of a card's memory; the rest goes to the runtime and to fragments
+POINTS = 1200  # of the learning rate's curve, at most
 
 
 def run(cfg: Config, output: Path, console: Console) -> Record:
     """Shows the plan and saves the learning rate's picture; returns what was shown."""
     count, width, notes = _examples(cfg, console)
     plan = make_plan(cfg, count or cfg.training.prompts_per_step * (cfg.training.num_batches or 0))
-    rates = [plan.schedule(t) for t in range(1, plan.total_steps + 1)]
+    points = min(plan.total_steps, POINTS)
+    rates = [plan.schedule(1 + n * (plan.total_steps - 1) // max(points - 1, 1)) for n in range(points)]
     sizes = shapes(cfg, width)
     parts, (device, limit) = memory.estimate(sizes), card()
     notes += [*_notes_on_mesh(sizes), *_notes_on_base(sizes, USABLE * limit)]
     record: Record = {
         "parameters": _parameters(cfg, sizes),
         "counts": _counts(cfg, plan),
-        "learning_rate": _landmarks(plan, rates),
+        "learning_rate": _landmarks(plan),
         "memory_gb": {name: round(size, 3) for name, size in parts.items()},
         "devices": sizes.fsdp * sizes.tp,
         "device": {"name": device, "memory_gb": round(limit, 1), "fits": parts["peak"] <= USABLE * limit},
@@ -51,7 +53,8 @@ def run(cfg: Config, output: Path, console: Console) -> Record:
     }
     output.mkdir(parents=True, exist_ok=True)
     picture = output / "learning_rate.svg"
-    picture.write_text(as_svg(rates, f"{cfg.scheduler.scheduler_name}, peak {cfg.optimizer.learning_rate:g}"))
+    title = f"{cfg.scheduler.scheduler_name}, peak {cfg.optimizer.learning_rate:g}"
+    picture.write_text(as_svg(rates, title, plan.total_steps))
     _show(record, rates, picture, console)
     return record
 
@@ -144,10 +147,11 @@ def _counts(cfg: Config, plan: Plan) -> Record:
     }
 
 
-def _landmarks(plan: Plan, rates: list[float]) -> dict[str, float]:
+def _landmarks(plan: Plan) -> dict[str, float]:
     """The rate at the updates that a person would ask about."""
-    places = {"first": 1, "end of warm-up": max(plan.warmup_steps, 1), "middle": (len(rates) + 1) // 2, "last": len(rates)}
-    return {f"{name} (update {t})": rates[t - 1] for name, t in places.items()}
+    last = plan.total_steps
+    places = {"first": 1, "end of warm-up": max(plan.warmup_steps, 1), "middle": (last + 1) // 2, "last": last}
+    return {f"{name} (update {t})": plan.schedule(t) for name, t in places.items()}
 
 
 def _show(record: Record, rates: list[float], picture: Path, console: Console) -> None:
@@ -157,7 +161,7 @@ def _show(record: Record, rates: list[float], picture: Path, console: Console) -
             table.add_row(name, section.format(value))
         console.print(table)
         if title == "learning_rate":
-            console.print(in_characters(rates), highlight=False, markup=False)
+            console.print(in_characters(rates, record["counts"]["updates"]), highlight=False, markup=False)
             console.print(f"picture: {picture}", soft_wrap=True)
     if record["devices"] > 1:
         console.print(f"The memory is that of each of {record['devices']} devices.")
