@@ -42,7 +42,7 @@ def test_of_equal_values_the_lower_index_comes_first(values):
     assert_same_draw(rows, 50)
 
 
-@pytest.mark.parametrize("values", [2, 10**6])
+@pytest.mark.parametrize("values", [2, 100])
 def test_one_of_one_is_the_greedy_choice(values):
     """Which is how a greedy token is drawn; also where thousands are as likely, and padding is among them."""
     rows = jax.random.randint(jax.random.key(1), (ROWS, 40_960), 0, values).at[:, PAD].set(values).astype(jnp.float32)
