@@ -56,6 +56,7 @@ def test_an_absurd_rate_stops_with_the_remedy_of_the_reference(command, tmp_path
     assert outcome.code == 3
     assert "diverged at step" in outcome.err
     assert "Ill (diverging" in (tmp_path / "run" / "report.html").read_text()
+    assert "train model=gemma3_tiny training.num_batches=6" in outcome.err, "the command to try is that of this run"
     assert "optimizer.learning_rate=0.1" in outcome.err
     assert "optimizer.max_grad_norm=0.01" in outcome.err
     assert "Traceback" not in outcome.err

@@ -31,6 +31,17 @@ def test_dry_run_is_the_same(command):
     ).out.replace("b/", "")
 
 
+def test_a_run_of_any_length_is_planned(command):
+    outcome = command("plan", *RUN, "training.num_epochs=1000000000", "hydra.run.dir=plan")
+    assert (outcome.code, "last (update 6000000000)" in outcome.out) == (0, True)
+
+
+def test_data_that_is_there_and_cannot_be_read_is_not_called_out_of_reach(command, tmp_path):
+    (tmp_path / "rows.jsonl").write_text("no JSON\n")
+    outcome = command("plan", *RUN, "data=jsonl", "data.path=rows.jsonl")
+    assert (outcome.code, "rows.jsonl, line 1: not JSON" in outcome.err) == (2, True)
+
+
 def test_a_real_model_is_planned_without_its_weights_or_data(command):
     outcome = command("plan", "training.num_batches=100", "hydra.run.dir=plan")
     assert outcome.code == 0, outcome.err

@@ -79,7 +79,7 @@ class Checkpoints:
             )
         return UserError(
             f"The checkpoint of step {step} cannot be read; it may be damaged ({why}).\n"
-            f"Remove {folder} to go on from the one before."
+            f"Remove {folder} to go on from the one before, or from the start where there is none."
         )
 
     def settle(self) -> None:

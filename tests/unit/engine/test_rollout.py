@@ -81,6 +81,17 @@ def test_greedy_takes_the_likeliest_token():
     np.testing.assert_array_equal(draw_tokens(logits, uniform(50), with_(greedy=True)), want)
 
 
+@pytest.mark.parametrize("temperature", [1e-12, 3e-38])
+def test_a_temperature_near_zero_draws_the_likeliest_token(temperature):
+    """Divided by it as they are, logits would be too large for numbers."""
+    logits_BV = jnp.asarray([[50.0, 52.0, 51.0], [-52.0, -51.0, -50.0]])
+    sampling = Sampling(top_k=None, top_p=1.0, max_steps=1, num_generations=1, end_ids=(7,), pad_id=9)
+    numbers_B1 = jnp.full((2, 1), temperature), jnp.full((2, 1), 0.5)
+    tokens_B, logprobs_B = rollout._draw_rows(logits_BV, *numbers_B1, sampling=sampling)
+    assert tokens_B.tolist() == [1, 2]
+    np.testing.assert_array_equal(logprobs_B, 0.0)
+
+
 def test_equal_logits_with_top_p_keep_just_enough_tokens():
     counts = frequencies(with_(top_p=0.5), jnp.zeros(9), rows=2000)
     assert (counts > 0).sum() == 4
