@@ -20,9 +20,10 @@ _FORMAT = re.compile(
 _TAGGED = re.compile(rf"{ANSWER[0]}(.+?){ANSWER[1]}", re.DOTALL)
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_MIXED = re.compile(r"(?<=[0-9])(?=\\[dt]?frac)")
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
-_NUMBER = re.compile(
-    rf"(?<![\w.])(?P<sign>-?)[$€£]?(?P<sign2>-?)(?:(?P<whole>[0-9]+)\s+(?=[0-9]+/[0-9]))?"
+_NUMBER = re.compile(  # the exponent of a unit, as in m^2, is none
+    rf"(?<![\w.])(?<![a-zA-Z]\^)(?P<sign>-?)[$€£]?(?P<sign2>-?)(?:(?P<whole>[0-9]+)\s+(?=[0-9]+/[0-9]))?"
     rf"(?P<number>{_DIGITS})(?:[eE](?P<exponent>[+-]?[0-9]{{1,3}})(?![\w]))?(?:\s?/\s?(?P<divisor>[0-9]+(?:\.[0-9]+)?))?"
 )
 
@@ -41,9 +42,8 @@ def tagged_answer(completion: str) -> str | None:
 
 def first_number(text: str) -> float | None:
     """The number that an answer states: in its box, after its last equals sign, or the first one."""
-    text = _plain(text)
-    match = _NUMBER.search(text.rpartition("=")[2]) or _NUMBER.search(text)
-    return _value(match) if match else None
+    stated = _stated(text)
+    return stated[0] if stated else None
 
 
 def last_number(text: str) -> float | None:
@@ -57,7 +57,14 @@ def same_answer(found: str, truth: str) -> bool:
     if _words(found) == _words(truth):
         return True
     unit = _unit(truth)
-    return same_number(first_number(found), first_number(truth)) and (not unit or _unit(found) in ("", unit))
+    return same_numbers(found, truth) and (not unit or _unit(found) in ("", unit))
+
+
+def same_numbers(found: str, truth: str) -> bool:
+    """Whether an answer states the truth's number; where that has several, as (2, 3) or 9:45 has, all in their order."""
+    wanted = _stated(truth)
+    stated = _stated(found)[: None if len(wanted) > 1 else 1]
+    return bool(wanted) and len(stated) == len(wanted) and all(map(same_number, stated, wanted))
 
 
 def same_number(found: float | None, truth: float | None) -> bool:
@@ -74,14 +81,19 @@ def _plain(text: str) -> str:
     """LaTeX's and Unicode's ways to write a number, in ASCII; the content of the last box, where there is one."""
     boxes = _BOXED.findall(text)
     text = boxes[-1] if boxes else text
-    text = _FRACTION.sub(r"\1/\2", text).replace("\\$", "$").replace("\\%", "%").replace("−", "-")
+    text = _FRACTION.sub(r"\1/\2", _MIXED.sub(" ", text)).replace("\\$", "$").replace("\\%", "%").replace("−", "-")
     return text.replace("\\,", "").replace("{,}", ",").replace("\\!", "")
 
 
+def _stated(text: str) -> list[float]:
+    """The numbers of an answer after its last equals sign, or all of them where none is there."""
+    text = _plain(text)
+    after, anywhere = ([_value(match) for match in _NUMBER.finditer(part)] for part in (text.rpartition("=")[2], text))
+    return after or anywhere
+
+
 def _value(match: re.Match[str]) -> float:
-    number = float(match["number"].replace(",", ""))
-    if match["exponent"]:
-        number *= 10.0 ** int(match["exponent"])
+    number = float(f"{match['number'].replace(',', '')}e{match['exponent'] or 0}")
     if match["divisor"] and float(match["divisor"]):
         number /= float(match["divisor"])
     number += float(match["whole"] or 0)

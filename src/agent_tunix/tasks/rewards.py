@@ -40,7 +40,7 @@ def answer_correct(prompt: str, completion: str, answer: str) -> float:
 def number_in_answer(prompt: str, completion: str, answer: str) -> float:
     """1 if the number in an answer block is right, whatever the rest of the completion looks like."""
     found = answers.tagged_answer(completion)
-    return float(found is not None and answers.same_number(answers.first_number(found), answers.first_number(answer)))
+    return float(found is not None and answers.same_numbers(found, answer))
 
 
 class Scorer:

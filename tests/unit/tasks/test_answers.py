@@ -8,7 +8,7 @@ from agent_tunix.tasks import answers, rewards
 from agent_tunix.tasks.prompts import ANSWER, END_OF_TURN, REASONING
 
 pieces = st.sampled_from(
-    [*REASONING, *ANSWER, END_OF_TURN, "5", "-", "$", ",", ".", "1,000", "%", " ", "\n", "²", "٣", "9" * 400]
+    [*REASONING, *ANSWER, END_OF_TURN, "5", "-", "$", ",", ".", "1,000", "%", " ", "\n", "²", "٣", "9" * 400, "1e999", "/"]
 )
 completions = st.text() | st.lists(pieces | st.text(max_size=3), max_size=20).map("".join)
 
@@ -82,6 +82,9 @@ def test_malformed_completions(completion):
         (r"25\%", 25, 25),
         ("x = 3 + 4 = 7 apples", 7, 7),
         ("2.5e3", 2500, 2500),
+        ("1e999", float("inf"), float("inf")),
+        (r"2\frac{1}{2}", 2.5, 2.5),
+        ("12 m^2", 12, 12),
         ("1/0", 1, 1),
     ],
 )
@@ -133,6 +136,15 @@ def test_same_and_near(found, truth, same, near):
         ("0.5", "1/2", True),
         ("no number", "18", False),
         (r"\boxed{18}", "18", True),
+        ("(2,3)", "(2, 3)", True),
+        ("(2, 5)", "(2, 3)", False),
+        ("2", "(2, 3)", False),
+        ("9:45 am", "9:45", True),
+        ("9:50", "9:45", False),
+        ("5 apples and 4 pears", "5 apples and 3 pears", False),
+        ("18 of 20", "18", True),
+        ("12", "12 m^2", True),
+        ("10^5", "10^6", False),
     ],
 )
 def test_an_answer_states_the_truth(found, truth, same):

@@ -72,6 +72,12 @@ def test_an_answer_that_is_no_number_is_compared_as_text():
     assert rewards.number_in_answer("", completion, "Paris") == 0
 
 
+def test_of_several_numbers_all_must_be_right():
+    completion = "<reasoning>x</reasoning><answer>(2, {})</answer>"
+    for function in (rewards.answer_correct, rewards.number_in_answer):
+        assert [function("", completion.format(y), "(2, 3)") for y in (3, 5)] == [1, 0]
+
+
 def test_the_reward_is_the_weighted_sum_and_a_weight_not_given_is_one(mine):
     scorer = Scorer({"length": "my_rewards.length", "echo": "my_rewards.echo"}, {"length": 0.5})
     values = scorer(["q", "q"], ["ab", "abcd"], ["7", "8"])
