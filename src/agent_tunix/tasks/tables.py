@@ -79,7 +79,7 @@ def _row(raw: Any, fmt: RowFormat) -> Row:
     if isinstance(raw, bytes):
         try:
             raw = json.loads(raw.decode("utf-8-sig"))
-        except json.JSONDecodeError as fault:
+        except (json.JSONDecodeError, RecursionError) as fault:
             raise ValueError(f"not JSON ({fault})") from fault
     if not isinstance(raw, dict):
         raise ValueError("not a JSON object")
@@ -88,6 +88,8 @@ def _row(raw: Any, fmt: RowFormat) -> Row:
     for field in (fmt.question_field, fmt.answer_field):
         if raw.get(field) is None or not str(raw[field]).strip():
             raise ValueError(f"no field '{field}'; the row has {', '.join(map(str, raw)) or 'no fields'}")
+        if isinstance(raw[field], list | dict | bytes):
+            raise ValueError(f"the field '{field}' holds no text or number but a {type(raw[field]).__name__}")
     question, text = str(raw[fmt.question_field]).strip(), str(raw[fmt.answer_field]).strip()
     try:
         (question + text).encode()
@@ -96,7 +98,7 @@ def _row(raw: Any, fmt: RowFormat) -> Row:
     if fmt.answer_pattern is None:
         return Row(question, text)
     match = re.search(fmt.answer_pattern, text)
-    if match is None or match.group(1) is None:
+    if match is None or not (match.group(1) or "").strip():
         raise ValueError(f"the answer does not fit data.answer_pattern={fmt.answer_pattern}")
     return Row(question, match.group(1), _without_annotations(text[: match.start()]))
 
@@ -127,7 +129,7 @@ def _read(file: Path) -> Numbered:
         yield from reader(file)
     except UnicodeDecodeError as fault:
         raise UserError(f"data.path={file} cannot be read: {fault}.\nSave it in UTF-8.") from fault
-    except (OSError, EOFError, zlib.error, csv.Error, ValueError) as fault:  # pyarrow's are ValueErrors
+    except (OSError, EOFError, zlib.error, ValueError) as fault:  # pyarrow's are ValueErrors
         raise UserError(f"data.path={file} cannot be read: {fault}") from fault
 
 
@@ -147,8 +149,13 @@ def _jsonl(file: Path) -> Numbered:
 
 def _csv(file: Path) -> Numbered:
     with _bytes(file) as raw:
-        reader = csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8-sig", newline=""))
-        yield from ((reader.line_num, row) for row in reader)
+        csv.field_size_limit(2**31 - 1)  # a text may be long
+        # Strict, as a quotation mark that is never closed would take all rows after it for one text.
+        reader = csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8-sig", newline=""), strict=True)
+        try:
+            yield from ((reader.line_num, row) for row in reader)
+        except csv.Error as fault:
+            raise ValueError(f"after line {reader.line_num}: {fault}. Write a mark within a quoted text twice.") from fault
 
 
 def _parquet(file: Path) -> Numbered:

@@ -132,10 +132,13 @@ BAD_ROWS = [
     ("{}", "no fields"),
     (b'{"question": "\xff", "answer": "a"}', "utf-8"),
     (r'{"question": "half of \ud83d", "answer": "a"}', "not text"),
+    ('{"question": [{"role": "user", "content": "q"}], "answer": "a"}', "'question' holds no text or number but a list"),
+    ('{"question": "q", "answer": {"value": 5}}', "'answer' holds no text or number but a dict"),
+    ("[" * 100_000, "not JSON"),
 ]
 
 
-@pytest.mark.parametrize(("row", "fault"), BAD_ROWS, ids=str)
+@pytest.mark.parametrize(("row", "fault"), BAD_ROWS, ids=lambda part: str(part)[:80])
 def test_a_malformed_row_stops_with_its_line_and_fault_or_is_counted(tmp_path, row, fault):
     path = tmp_path / "data.jsonl"
     good = b'{"question": "q", "answer": "a"}\n'
@@ -163,6 +166,18 @@ def test_a_row_with_more_fields_than_names_is_malformed(tmp_path):
         read_rows(str(tmp_path / "data.csv"), None, "train", 1.0, PLAIN)
 
 
+@pytest.mark.parametrize("cell", ['"2', '"2" inches'])
+def test_a_stray_quotation_mark_does_not_swallow_the_rows_after_it(tmp_path, cell):
+    (tmp_path / "data.csv").write_text(f"question,answer\na,1\nb,{cell}\nc,3\n")
+    with pytest.raises(UserError, match=r"data\.csv cannot be read: after line 2: .*twice"):
+        read_rows(str(tmp_path / "data.csv"), None, "train", 1.0, LENIENT)
+
+
+def test_a_long_text_of_a_csv_file_is_read(tmp_path):
+    (tmp_path / "data.csv").write_text(f"question,answer\n{'q' * 200_000},1\n")
+    assert len(read_rows(str(tmp_path / "data.csv"), None, "train", 1.0, PLAIN)[0][0].question) == 200_000
+
+
 @pytest.mark.parametrize(
     ("name", "text"), [("a.jsonl", '{"question": "q", "answer": "ü"}'), ("a.csv", "question,answer\nq,ü")]
 )
@@ -188,7 +203,7 @@ def test_the_pattern_cuts_the_final_answer_out_of_a_worked_one(tmp_path):
     assert read_rows(str(path), None, "train", 1.0, GSM8K) == ([Row("q", "1,007", "3 + 4 = 7 eggs")], [])
 
 
-@pytest.mark.parametrize("pattern", [r"####\s*(.+?)\s*$", "(x)?7", "#+(y)|7"])
+@pytest.mark.parametrize("pattern", [r"####\s*(.+?)\s*$", "(x)?7", "#+(y)|7", "7(.*)"])
 def test_an_answer_the_pattern_does_not_cut_is_a_malformed_row(tmp_path, pattern):
     path = tmp_path / "data.jsonl"
     path.write_text(lines({"question": "q", "answer": "7"}))
