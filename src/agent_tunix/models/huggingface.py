@@ -53,7 +53,7 @@ def read_config(folder: Path, family: str = "gemma3") -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as fault:
         raise UserError(f"{folder} has no config.json: it is not a checkpoint in Hugging Face's layout.") from fault
-    except (json.JSONDecodeError, UnicodeDecodeError) as fault:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as fault:
         raise UserError(f"{path} is not JSON ({fault}); download it again.") from fault
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind not in (family, f"{family}_text"):
@@ -64,7 +64,13 @@ def read_config(folder: Path, family: str = "gemma3") -> dict[str, Any]:
 def read_architecture(folder: Path, family: str = "gemma3") -> Architecture:
     """The architecture that a checkpoint's config.json describes."""
     whole = read_config(folder, family)
-    config = {**whole, **(whole.get("text_config") or {})}
+    try:
+        return _architecture({**whole, **(whole.get("text_config") or {})}, folder)
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as fault:
+        raise UserError(f"{folder / 'config.json'} has a value of the wrong kind ({fault}); download it again.") from fault
+
+
+def _architecture(config: dict[str, Any], folder: Path) -> Architecture:
     _check_fixed(config, folder)
     config = {**DEFAULTS, **{key: value for key, value in config.items() if value is not None}}
     local_base, global_base, factor = _rope(config, folder)
@@ -112,13 +118,16 @@ def layer_kinds(num_layers: int, global_every: int) -> list[str]:
 
 def _rope(config: dict[str, Any], folder: Path) -> tuple[float, float, float]:
     """The RoPE base of local layers, and base and factor of global ones."""
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    far = {"rope_theta": config.get("rope_theta", 1_000_000.0), **parameters.get("full_attention", parameters)}
-    near = {"rope_theta": config.get("rope_local_base_freq", 10_000.0), **parameters.get("sliding_attention", {})}
-    kinds = {far.get("rope_type", far.get("type", "default")), near.get("rope_type", "default")}
-    if not kinds <= {"default", "linear"} or near.get("factor", 1.0) != 1.0:
-        raise UserError(f"{folder / 'config.json'}: RoPE of type {', '.join(sorted(kinds))} is not supported.")
-    return float(near["rope_theta"]), float(far["rope_theta"]), float(far.get("factor") or 1.0)
+    by_kind, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    far = {"rope_theta": config.get("rope_theta", 1_000_000.0), **(by_kind.get("full_attention") or {}), **scaling}
+    near = {"rope_theta": config.get("rope_local_base_freq", 10_000.0), **(by_kind.get("sliding_attention") or {})}
+    kinds = [layer.get("rope_type", layer.get("type", "default")) for layer in (near, far)]
+    factors = [
+        float(layer.get("factor", 1.0)) if kind == "linear" else 1.0 for layer, kind in zip((near, far), kinds, strict=True)
+    ]
+    if not set(kinds) <= {"default", "linear"} or factors[0] != 1.0:
+        raise UserError(f"{folder / 'config.json'}: RoPE of type {', '.join(sorted(set(kinds)))} is not supported.")
+    return float(near["rope_theta"]), float(far["rope_theta"]), factors[1]
 
 
 def config_of(arch: Architecture, dtype: str) -> dict[str, Any]:
@@ -181,19 +190,19 @@ class SafetensorsFolder:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files that make up the model: those that the index names, else model.safetensors, else all there are."""
+    """The files that make up the model: model.safetensors, else those that the index names, else all there are."""
+    if (single := folder / "model.safetensors").exists():
+        return [single]
     if (folder / INDEX).exists():
         try:
             names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as fault:
+        except (ValueError, KeyError, TypeError, AttributeError) as fault:
             raise UserError(f"{folder / INDEX} cannot be read ({fault!r}); download it again.") from fault
         missing = [name for name in names if not (folder / name).exists()]
         if missing:
             raise UserError(f"{folder} lacks {', '.join(missing)}, which its index names; finish the download.")
         return [folder / name for name in names]
-    single = folder / "model.safetensors"
-    files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
-    if not files:
+    if not (files := sorted(folder.glob("*.safetensors"))):
         raise UserError(f"{folder} holds no *.safetensors file.")
     return files
 

@@ -96,6 +96,14 @@ def test_configs_by_kind_of_layer_fit_too(tmp_path):
     assert read_architecture(write(tmp_path, new)) == described("1b")
 
 
+def test_scaling_beside_parameters_counts_and_a_factor_of_no_scaling_does_not(tmp_path):
+    """As in transformers."""
+    by_kind = {"full_attention": {"rope_type": "default", "rope_theta": 1000000, "factor": 4.0}}
+    for scaling, factor in ((None, 1.0), (LINEAR, 8.0)):
+        config = {**PUBLISHED["1b"], "rope_parameters": by_kind, "rope_scaling": scaling}
+        assert read_architecture(write(tmp_path, config)).rope_global_factor == factor
+
+
 def test_fewer_layers_than_the_pattern_are_all_local(tmp_path):
     config = {**PUBLISHED["1b"], "num_hidden_layers": 2, "layer_types": ["sliding_attention"] * 2}
     assert not read_architecture(write(tmp_path, config)).is_global().any()
@@ -116,6 +124,23 @@ def test_fewer_layers_than_the_pattern_are_all_local(tmp_path):
 )
 def test_what_cannot_be_run_is_refused_by_name(tmp_path, change, named):
     with pytest.raises(UserError, match=named):
+        read_architecture(write(tmp_path, {**PUBLISHED["1b"], **change}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"query_pre_attn_scalar": 0},
+        {"rope_theta": "far"},
+        {"rope_scaling": 8},
+        {"rope_scaling": {"rope_type": "linear", "factor": None}},
+        {"layer_types": 6},
+        {"text_config": 3},
+    ],
+    ids=str,
+)
+def test_a_value_of_the_wrong_kind_is_said_without_a_traceback(tmp_path, change):
+    with pytest.raises(UserError, match=r"config\.json has a value of the wrong kind"):
         read_architecture(write(tmp_path, {**PUBLISHED["1b"], **change}))
 
 

@@ -77,6 +77,15 @@ def test_a_missing_shard_is_named(tmp_path, arch, weights):
         load_weights(tmp_path, arch, jnp.float32)
 
 
+def test_an_index_that_an_earlier_save_left_is_not_asked(tmp_path, arch, weights):
+    """transformers' save_pretrained deletes the shards of an earlier save, not their index, and does not read it."""
+    save_tensors(tmp_path, arch, jnp.float32, partial(stacked_tensor, weights), shard_bytes=20_000)
+    for shard in tmp_path.glob("*.safetensors"):
+        shard.unlink()
+    save_tensors(tmp_path, arch, jnp.float32, partial(stacked_tensor, weights))
+    assert_same(load_weights(tmp_path, arch, jnp.float32), weights)
+
+
 def test_gguf_gives_the_same_weights(tmp_path, golden, arch, weights):
     path = checkpoints.write_gguf(tmp_path / "model.gguf", golden)
     described = dataclasses.replace(arch, num_heads=99, norm_eps=0.5, rope_global_factor=2.0, vocab_size=1)
