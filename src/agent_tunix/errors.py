@@ -35,7 +35,8 @@ def _of_files(fault: OSError) -> UserError | None:
     full = "Free some space. A run then goes on by training.resume=<folder>, a sweep or a search by its command again."
     refused = "Check what is there and who may write; hydra.run.dir or hydra.sweep.dir=<folder> choose where results go."
     remedies = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), full)
-    remedies |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST), refused)
+    there = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
+    remedies |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, *there), refused)
     if fault.errno not in remedies:
         return None
     return UserError(f"{fault.filename or 'A file'}: {fault.strerror}. {remedies[fault.errno]}")

@@ -48,6 +48,12 @@ def test_the_base_model(command, trained, tmp_path):
     assert base["accuracy"] == start["accuracy"]
 
 
+def test_several_evaluations_of_one_command(command, trained, tmp_path):
+    outcome = command("evaluate", f"run={trained}", "step=0,2", *SMALL, "--multirun")
+    assert outcome.code == 0, outcome.err
+    assert [record["step"] for record in read_records(tmp_path / trained / "evals.jsonl")[-2:]] == [0, 2]
+
+
 def test_a_step_without_a_checkpoint_is_refused(command, trained):
     outcome = command("evaluate", f"run={trained}", "step=7", *SMALL)
     assert outcome.code == 2
@@ -66,8 +72,9 @@ def test_a_step_of_no_run_is_refused(command):
     assert (outcome.code, "give the folder of a run" in outcome.err) == (2, True)
 
 
-def test_a_folder_that_is_no_run_is_refused(command):
-    outcome = command("evaluate", "run=nowhere")
+@pytest.mark.parametrize("folder", ["nowhere", ""])
+def test_a_folder_that_is_no_run_is_refused(command, folder):
+    outcome = command("evaluate", f"run={folder}")
     assert outcome.code == 2
     assert "no config.yaml" in outcome.err
 

@@ -106,6 +106,9 @@ def test_a_run_of_all_weights_is_exported_whole(command, tmp_path):
 def test_mistakes_are_explained_and_leave_nothing_behind(command, trained, tmp_path):
     for arguments, message in {
         ("run=nowhere",): "run=nowhere: this is not the folder of a run",
+        ("run=no/where",): "run=no/where: this is not the folder of a run",
+        ("run=run/config.yaml",): "run=run/config.yaml: this is not the folder of a run",
+        ("run=null",): "run=null: must be a valid string",
         (): "run is missing: give the folder of a run",
         ("run=run", "step=7"): "there are 1, 2",
         ("run=run", "format=onnx"): "format=onnx: must be",

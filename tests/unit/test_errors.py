@@ -17,6 +17,8 @@ from agent_tunix.errors import mistake_of
         (errno.EFBIG, "Free some space"),
         (errno.EACCES, "hydra.run.dir"),
         (errno.EEXIST, "what is there"),
+        (errno.EISDIR, "what is there"),
+        (errno.ENAMETOOLONG, "what is there"),
     ],
 )
 def test_a_fault_of_files_says_where_and_what_to_do(number, remedy):

@@ -208,10 +208,12 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _open(path: Path) -> Any:
-    with open(path, "rb") as file:
-        if file.read(20).startswith(b"version https://git-"):
-            raise UserError(f"{path} is a Git LFS pointer, not the weights; fetch them with `git lfs pull`.")
     try:
+        with open(path, "rb") as file:
+            if file.read(20).startswith(b"version https://git-"):
+                raise UserError(f"{path} is a Git LFS pointer, not the weights; fetch them with `git lfs pull`.")
         return safe_open(path, framework="numpy")
-    except (SafetensorError, OSError) as fault:
+    except PermissionError:
+        raise
+    except (SafetensorError, OSError) as fault:  # among them a link of the hub's cache that leads nowhere
         raise UserError(f"{path} is damaged or half downloaded ({fault}); delete it and download it again.") from fault

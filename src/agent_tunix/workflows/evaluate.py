@@ -112,8 +112,8 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     """`evaluate.py`: a run's checkpoint, or the base model, on the test split."""
     _check_asked(cfg, overrides)
     setup.start_device()
-    trained = setup.saved_config(cfg.run, "run") if cfg.run else cfg
-    model = setup.load_trained_model(trained, console.print) if cfg.run else setup.load_model(cfg)
+    trained = cfg if cfg.run is None else setup.saved_config(cfg.run, "run")
+    model = setup.load_model(cfg) if cfg.run is None else setup.load_trained_model(trained, console.print)
     trainable, step = _trainable(cfg, trained, model)
     examples = load_examples(trained, "test", cfg.evaluation.num_examples, model.tokenizer, console.print)
     way = cfg.inference_config

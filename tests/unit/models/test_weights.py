@@ -146,6 +146,13 @@ def test_half_a_file_is_named(tmp_path, golden, arch, keep):
         load_weights(tmp_path, arch, jnp.float32)
 
 
+def test_a_link_that_leads_nowhere_is_named(tmp_path, arch):
+    """As a cache of the hub has it whose blobs were deleted."""
+    (tmp_path / "weights.safetensors").symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError, match=r"weights\.safetensors is damaged or half downloaded"):
+        load_weights(tmp_path, arch, jnp.float32)
+
+
 @pytest.mark.parametrize("keep", [4, 500, -5000])
 def test_half_a_gguf_is_named(tmp_path, golden, arch, keep):
     path = checkpoints.write_gguf(tmp_path / "whole.gguf", golden)
