@@ -106,19 +106,18 @@ def _train(composed: DictConfig) -> float | None:
     from agent_tunix.workflows import dry_run
     from agent_tunix.workflows import train as workflow
 
-    cfg = validate(composed, Config)
-    output = _output()
+    cfg, output = validate(composed, Config), _output()
+    resumed = _resumed(cfg.training.resume) if cfg.training.resume is not None else None
     if cfg.dry_run:
         if processes.first():
-            dry_run.run(cfg, _relative(output), console)
+            dry_run.run(resumed[0] if resumed else cfg, _relative(output), console)
         return None
-    if cfg.training.resume is None:
-        if processes.first() and (output / "config.yaml").exists():
-            raise UserError(
-                f"{output} already holds a run; continue it with training.resume={output}, or choose another folder."
-            )
-    else:
-        cfg, output = _resumed(cfg.training.resume)
+    if resumed:
+        cfg, output = resumed
+    elif processes.first() and (output / "config.yaml").exists():
+        raise UserError(
+            f"{output} already holds a run; continue it with training.resume={output}, or choose another folder."
+        )
     if lifeline.current:
         resume = f"training.resume={_relative(output)}"
         lifeline.current.advice = f"Start all of them again with {resume}: the run goes on from its last checkpoint."
@@ -181,7 +180,7 @@ def _resumed(folder: str) -> tuple[Config, Path]:
     saved = read_config(path / "config.yaml")
     for override in HydraConfig.get().overrides.task:
         key, _, value = override.lstrip("+").partition("=")
-        if key == "training.resume":
+        if key in ("training.resume", "dry_run"):
             continue
         if "." not in key and key != "seed":
             raise UserError(

@@ -31,6 +31,26 @@ def test_dry_run_is_the_same(command):
     ).out.replace("b/", "")
 
 
+def test_a_continued_run_is_planned_with_its_own_configuration(command):
+    assert command("train", *RUN, "hydra.run.dir=run").code == 0
+    outcome = command("plan", "training.resume=run", "training.num_epochs=2", "hydra.run.dir=plan")
+    assert outcome.code == 0, outcome.err
+    assert "last (update 12)" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("training.resume=nowhere", "not the folder of a run"),
+        ("training.init_from=nowhere", "not the folder of a run"),
+        ("model.architecture.num_layers=5", "num_layers: 4 in the checkpoint, 5 in the configuration"),
+    ],
+)
+def test_what_the_run_would_refuse_the_plan_refuses(command, override, said):
+    outcome = command("plan", *RUN, override)
+    assert (outcome.code, said in outcome.err) == (2, True)
+
+
 def test_a_run_of_any_length_is_planned(command):
     outcome = command("plan", *RUN, "training.num_epochs=1000000000", "hydra.run.dir=plan")
     assert (outcome.code, "last (update 6000000000)" in outcome.out) == (0, True)

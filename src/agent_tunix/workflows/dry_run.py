@@ -21,7 +21,6 @@ from agent_tunix.config.schema import Config
 from agent_tunix.engine.metrics import Record
 from agent_tunix.errors import UserError
 from agent_tunix.models.lora import select_modules
-from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.workflows import memory, setup
 from agent_tunix.workflows.curve import as_svg, in_characters
@@ -34,6 +33,8 @@ POINTS = 1200  # of the learning rate's curve, at most
 
 def run(cfg: Config, output: Path, console: Console) -> Record:
     """Shows the plan and saves the learning rate's picture; returns what was shown."""
+    if cfg.training.init_from is not None:
+        setup.saved_config(cfg.training.init_from, "training.init_from")
     count, width, notes = _examples(cfg, console)
     plan = make_plan(cfg, count or cfg.training.prompts_per_step * (cfg.training.num_batches or 0))
     points = min(plan.total_steps, POINTS)
@@ -63,9 +64,10 @@ def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]
     """Training examples (None: out of reach), the width of their prompts, and what could not be known from here."""
     longest = cfg.generation.max_prompt_length
     local = cfg.model.weights.startswith("package:") or Path(cfg.model.weights).expanduser().exists()
+    tokenizer = load_tokenizer(setup.fitting_checkpoint(cfg.model)[0]) if local else None
     try:
-        if local:
-            task = load_task(cfg, load_tokenizer(find_checkpoint(cfg.model.weights)), console.print)
+        if tokenizer:
+            task = load_task(cfg, tokenizer, console.print)
             return len(task.train), task.prompt_width, []
         rows = load_rows(cfg, "train", cfg.data.num_examples, console.print)
         return len(rows), longest, ["the tokenizer is not here: prompts that are too long are counted in"]

@@ -148,10 +148,16 @@ def load_trained_model(trained: Config, notice: Notice) -> Model:
     return load_model(trained, mesh_of_sizes())
 
 
-def _open_checkpoint(section: ModelSection, mesh: Mesh) -> Model:
+def fitting_checkpoint(section: ModelSection) -> tuple[Path, Architecture]:
+    """The checkpoint that a configuration names, and its architecture, which must be the one described."""
     checkpoint = find_checkpoint(section.weights)
     arch = read_architecture(checkpoint, architecture(section), section.model_family)
     _check_architecture(section, arch, f"model.weights={section.weights}")
+    return checkpoint, arch
+
+
+def _open_checkpoint(section: ModelSection, mesh: Mesh) -> Model:
+    checkpoint, arch = fitting_checkpoint(section)
     held = (arch, jnp.dtype(section.dtype), mesh, section.base_dtype)
     return Model(arch, load_tokenizer(checkpoint), weight_shapes(*held), open_weights(checkpoint, *held))
 
