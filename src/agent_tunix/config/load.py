@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -124,9 +123,12 @@ def report(lines: list[str]) -> str:
 def read_config(path: Path) -> DictConfig:
     """A YAML file as OmegaConf reads it; a missing or broken one is the user's to mend."""
     try:
-        return typing.cast(DictConfig, OmegaConf.load(path))
+        found = OmegaConf.load(path)
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as fault:
         raise UserError(f"{path} cannot be read: {fault}") from fault
+    if not isinstance(found, DictConfig):
+        raise UserError(f"{path} cannot be read: it holds a list, not keys and values")
+    return found
 
 
 def config_text(config: BaseModel) -> str:

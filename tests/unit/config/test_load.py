@@ -157,6 +157,9 @@ def test_a_file_that_is_missing_or_no_yaml_is_named(tmp_path):
     (tmp_path / "broken.yaml").write_text("a: [1,\nb: }")
     with pytest.raises(UserError, match=r"broken\.yaml cannot be read"):
         read_config(tmp_path / "broken.yaml")
+    (tmp_path / "list.yaml").write_text("[1, 2]")
+    with pytest.raises(UserError, match=r"list\.yaml cannot be read: it holds a list"):
+        read_config(tmp_path / "list.yaml")
 
 
 def test_keys_are_those_of_the_shipped_files(composed):
