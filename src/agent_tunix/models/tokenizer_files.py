@@ -6,21 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from agent_tunix.errors import UserError
 from agent_tunix.models import tokenizer as tk
 from agent_tunix.models.gguf import CONTROL, USER_DEFINED, GgufFile
 from agent_tunix.models.kaggle import is_orbax
 
 CONFIG, GENERATION = "tokenizer_config.json", "generation_config.json"
-COPIED = (
-    tk.JSON,
-    tk.MODEL,
-    CONFIG,
-    GENERATION,
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-)
+TEMPLATES = {"chat_template.jinja", "chat_template.json"}
+COPIED = (tk.JSON, tk.MODEL, CONFIG, GENERATION, "special_tokens_map.json", "added_tokens.json", *sorted(TEMPLATES))
 # Gemma's turns, for a checkpoint that comes without a template.
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
@@ -31,16 +24,27 @@ CHAT_TEMPLATE = (
 
 
 def tokenizer_files(checkpoint: Path) -> dict[str, bytes]:
-    """Every file by its name. Generation stops at the end of a turn, as in training."""
-    tokenizer = tk.load_tokenizer(checkpoint)
+    """Every file by its name: the checkpoint's own, with the turns that it was trained on where they say nothing of them."""
     files = _own_files(checkpoint)
-    generation = {
-        "bos_token_id": tokenizer.begin_id,
-        "eos_token_id": list(tokenizer.end_ids),
-        "pad_token_id": tokenizer.pad_id,
-    }
-    made = {GENERATION: generation, CONFIG: _tokenizer_config(files)}
-    return {name: (json.dumps(content, indent=2) + "\n").encode() for name, content in made.items()} | files
+    own = {name: _parsed(files, name, checkpoint) for name in (CONFIG, GENERATION)}
+    made = {CONFIG: _lacking(files) | own[CONFIG], GENERATION: _generation(own[GENERATION], tk.load_tokenizer(checkpoint))}
+    changed = {name: content for name, content in made.items() if content != own[name]}
+    return files | {name: (json.dumps(content, indent=2) + "\n").encode() for name, content in changed.items()}
+
+
+def _generation(own: dict[str, Any], tokenizer: tk.Tokenizer) -> dict[str, Any]:
+    """Generation stops at the end of a turn too, of which a model that was only pretrained knows nothing."""
+    kept = {key: value for key, value in own.items() if key != "_from_model_config"}  # with it config.json's end counts
+    ids = {"bos_token_id": tokenizer.begin_id, "eos_token_id": list(tokenizer.end_ids), "pad_token_id": tokenizer.pad_id}
+    return kept | ids
+
+
+def _parsed(files: dict[str, bytes], name: str, checkpoint: Path) -> dict[str, Any]:
+    """A checkpoint's own file; nothing where it has none."""
+    try:
+        return dict(json.loads(files.get(name, b"{}")))
+    except (ValueError, TypeError) as fault:
+        raise UserError(f"{checkpoint}: {name} cannot be read ({fault}); download it again.") from fault
 
 
 def _own_files(checkpoint: Path) -> dict[str, bytes]:
@@ -50,7 +54,11 @@ def _own_files(checkpoint: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for folder in folders for name in COPIED if (folder / name).exists()}
 
 
-def _tokenizer_config(files: dict[str, bytes]) -> dict[str, Any]:
+def _lacking(files: dict[str, bytes]) -> dict[str, Any]:
+    """What a checkpoint's own tokenizer_config.json may lack: the template, or all, where there is no such file."""
+    template = {} if TEMPLATES & files.keys() else {"chat_template": CHAT_TEMPLATE}
+    if CONFIG in files:
+        return template
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast" if tk.JSON in files else "GemmaTokenizer",
         "add_bos_token": True,
@@ -58,7 +66,7 @@ def _tokenizer_config(files: dict[str, bytes]) -> dict[str, Any]:
         "eos_token": tk.END,
         "pad_token": tk.PAD,
         "unk_token": tk.UNKNOWN,
-        "chat_template": CHAT_TEMPLATE,
+        **template,
     }
     return config | ({"added_tokens_decoder": _added_tokens(files[tk.MODEL])} if tk.MODEL in files else {})
 

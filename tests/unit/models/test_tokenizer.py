@@ -152,3 +152,23 @@ def test_files_of_a_folder_are_exported_as_they_are(tmp_path, model):
     files = tokenizer_files(tmp_path)
     assert files["tokenizer_config.json"] == b'{"mine": 1}'
     assert set(files) == {"tokenizer.model", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"}
+
+
+def test_a_pretrained_model_is_exported_with_the_turns_that_it_has_learnt(tmp_path, model, tokenizer):
+    """Its own files know one end, that of a text, and no template."""
+    (tmp_path / "tokenizer.model").write_bytes(model)
+    (tmp_path / "tokenizer_config.json").write_text('{"mine": 1}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 1, "top_k": 64, "_from_model_config": true}')
+    files = {name: json.loads(content) for name, content in tokenizer_files(tmp_path).items() if name.endswith("json")}
+    assert files["generation_config.json"]["eos_token_id"] == list(tokenizer.end_ids)
+    assert files["generation_config.json"]["top_k"] == 64
+    assert "_from_model_config" not in files["generation_config.json"]
+    assert files["tokenizer_config.json"]["mine"] == 1
+    assert "<start_of_turn>" in files["tokenizer_config.json"]["chat_template"]
+
+
+def test_a_broken_file_to_export_is_named(tmp_path, model):
+    (tmp_path / "tokenizer.model").write_bytes(model)
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(UserError, match=r"generation_config\.json cannot be read"):
+        tokenizer_files(tmp_path)
