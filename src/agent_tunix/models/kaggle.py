@@ -61,7 +61,10 @@ class OrbaxFolder:
         path, index = self._stored[name]
         tree, restore = _nested(path, np.zeros(())), _nested(path, ocp.RestoreArgs(restore_type=np.ndarray))
         args = ocp.args.PyTreeRestore(item=tree, restore_args=restore, partial_restore=True)
-        value = self._checkpointer.restore(self._folder.resolve(), args=args)
+        try:
+            value = self._checkpointer.restore(self._folder.resolve(), args=args)
+        except Exception as fault:  # orbax and tensorstore raise many kinds
+            raise UserError(f"{self._folder} is damaged or half downloaded ({fault}); download it again.") from fault
         for key in path:
             value = value[key]
         return _huggingface_layout(name, value if index is None else value[index]).astype(dtype, copy=False)

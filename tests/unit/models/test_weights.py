@@ -161,6 +161,14 @@ def test_half_a_gguf_is_named(tmp_path, golden, arch, keep):
         load_weights(tmp_path / "half.gguf", arch, jnp.float32)
 
 
+def test_half_an_orbax_checkpoint_is_named(tmp_path, golden, arch):
+    checkpoints.write_orbax(tmp_path / "gemma-3-test", golden)
+    largest = max((path for path in tmp_path.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:100])
+    with pytest.raises(UserError, match="gemma-3-test is damaged or half downloaded"):
+        load_weights(tmp_path / "gemma-3-test", arch, jnp.float32)
+
+
 def test_a_gguf_of_another_model_is_refused(tmp_path, golden, arch):
     path = checkpoints.write_gguf(tmp_path / "other.gguf", golden, kind="llama")
     with pytest.raises(UserError, match="type llama"):
