@@ -18,9 +18,11 @@ class DivergenceError(UserError):
 
 
 def mistake_of(fault: Exception) -> UserError | None:
-    """What to say of a fault of files or of memory that a user can mend; nothing of any other."""
+    """What to say of a fault of files, of memory or of a group's name that a user can mend; nothing of any other."""
     if isinstance(fault, OSError):
         return _of_files(fault)
+    if isinstance(fault, ValueError) and str(fault).startswith("Config group override"):  # which is how Hydra says it
+        return UserError(f"{fault}: a group takes the name of one of its files, as in optimizer=adamw.")
     if isinstance(fault, MemoryError) or "RESOURCE_EXHAUSTED" in str(fault):  # which is how JAX says it
         return UserError(
             f"There is not enough memory: {str(fault).splitlines()[0] if str(fault) else 'of the host'}\n"

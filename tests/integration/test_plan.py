@@ -43,12 +43,18 @@ def test_a_continued_run_is_planned_with_its_own_configuration(command):
     [
         ("training.resume=nowhere", "not the folder of a run"),
         ("training.init_from=nowhere", "not the folder of a run"),
+        ("model.lora_module_path=nothing", "model.lora_module_path=nothing: fits no module"),
         ("model.architecture.num_layers=5", "num_layers: 4 in the checkpoint, 5 in the configuration"),
     ],
 )
 def test_what_the_run_would_refuse_the_plan_refuses(command, override, said):
     outcome = command("plan", *RUN, override)
     assert (outcome.code, said in outcome.err) == (2, True)
+
+
+def test_an_option_may_stand_after_overrides(command):
+    outcome = command("plan", "model=gemma3_tiny", "--cfg", "job")
+    assert (outcome.code, "dry_run: true" in outcome.out) == (0, True), outcome.err
 
 
 def test_a_run_of_any_length_is_planned(command):

@@ -35,7 +35,8 @@ def config_folder() -> Path:
 def hydra_arguments(given: list[str]) -> list[str]:
     """The command line as Hydra takes it: options first, a user's own `conf` folder on the search path."""
     multirun = [argument for argument in given if argument in ("--multirun", "-m")]
-    arguments = multirun + [_lenient(argument) for argument in given if argument not in multirun]
+    arguments = [_lenient(argument) for argument in given if argument not in multirun]
+    arguments = multirun + sorted(arguments, key=lambda argument: "=" in argument and not argument.startswith("-"))
     own = Path("conf").resolve()
     if own.is_dir() and own != config_folder() and not any(a.startswith(("--config-dir", "-cd")) for a in given):
         arguments = ["--config-dir", str(own), *arguments]

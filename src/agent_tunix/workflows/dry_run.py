@@ -20,7 +20,6 @@ from agent_tunix.config.mesh_shape import shown, sizes_of
 from agent_tunix.config.schema import Config
 from agent_tunix.engine.metrics import Record
 from agent_tunix.errors import UserError
-from agent_tunix.models.lora import select_modules
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.workflows import memory, setup
 from agent_tunix.workflows.curve import as_svg, in_characters
@@ -85,7 +84,7 @@ def shapes(cfg: Config, width: int) -> memory.Shapes:
     return memory.Shapes(
         arch=arch,
         lora_rank=cfg.model.lora_rank,
-        modules=select_modules(cfg.model.lora_module_path, arch.num_layers) if cfg.model.lora_rank else (),
+        modules=setup.adapters_of(cfg, arch)["modules"] if cfg.model.lora_rank else (),
         bytes_per_weight=jnp.dtype(cfg.model.dtype).itemsize,
         prompts=cfg.training.prompts_per_step,
         micro_batch=cfg.training.micro_batch_size,
