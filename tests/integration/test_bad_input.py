@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sys
 
 import pytest
+
+from agent_tunix.models.sources import find_checkpoint
 
 TINY = ["model=gemma3_tiny", "training.num_batches=2", "evaluation.num_examples=16"]
 
@@ -73,6 +77,16 @@ def test_words_the_tiny_model_does_not_know_are_refused(command, tmp_path):
     outcome = command("train", *TINY, "data=jsonl", "data.path=rows.jsonl", "training.train_fraction=1.0")
     assert outcome.code == 2
     assert "does not know all words" in outcome.err
+
+
+def test_a_tokenizer_that_is_not_the_models_own_is_refused(command, tmp_path):
+    """Tokens beyond the embedding would be read as its last row."""
+    shutil.copytree(find_checkpoint("package:tiny"), tmp_path / "model")
+    tokenizer = tmp_path / "model" / "tokenizer.json"
+    tokenizer.write_text(re.sub(r'("How": )\d+', r"\g<1>4700", tokenizer.read_text()))
+    outcome = command("evaluate", "model=gemma3_tiny", "model.weights=model", "evaluation.num_examples=4")
+    assert outcome.code == 2
+    assert "The tokenizer gives token 4700, and the model knows 47 tokens" in outcome.err
 
 
 @pytest.mark.parametrize(

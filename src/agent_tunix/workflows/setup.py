@@ -250,6 +250,11 @@ def _fresh_adapters(seed: int, **of: Any) -> Adapters:
 
 def pad_prompts(examples: Sequence[Example], width: int, model: Model) -> Prompts:
     """The prompts of a batch where the model lies; a process pads those that its devices read."""
+    if (largest := max(max(example.prompt_ids) for example in examples)) >= model.arch.vocab_size:
+        raise UserError(
+            f"The tokenizer gives token {largest}, and the model knows {model.arch.vocab_size} tokens: it is not its own. "
+            "Put that one into the folder that model.weights names."
+        )
 
     def laid(part: int) -> jax.Array:
         def padded(rows: slice) -> np.ndarray:
