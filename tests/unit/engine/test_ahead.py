@@ -32,6 +32,7 @@ def compiled(monkeypatch):
     yield seen
     jax.monitoring.unregister_event_duration_listener(listen)
     ahead._under_way.clear()
+    ahead._ready.clear()
 
 
 def shape(*sizes: int) -> jax.ShapeDtypeStruct:

@@ -1,0 +1,67 @@
+"""Compiled programs kept whole in the user's cache folder, so that a later start of the same kind need not even trace them.
+
+JAX's own cache finds what the compiler made of a program by the program, which takes seconds of tracing to know. Here an
+executable is found by what the program follows from: the call's signature, the sources of this package, the versions of JAX
+and of the device's driver. One that cannot be read is made anew. On several devices JAX's own cache has to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import serialize_executable
+
+PACKAGE = Path(__file__).parent.parent
+
+
+def serve() -> bool:
+    return len(jax.devices()) == 1
+
+
+def place(function: Any, signature: str) -> Path | None:
+    """Where the executable of such a call is kept: nowhere without a cache folder, or if the function's name tells too little."""
+    folder, name = jax.config.jax_compilation_cache_dir, f"{function.__module__}.{function.__qualname__}"
+    if folder is None or "<locals>" in name or not serve():
+        return None
+    return Path(folder) / f"{hashlib.sha256((name + signature + _origin()).encode()).hexdigest()}.executable"
+
+
+@functools.cache
+def _origin() -> str:
+    """All but the call that a program follows from."""
+    sources = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py")))).hexdigest()
+    device, config = jax.devices()[0], jax.config
+    settings = config.jax_enable_x64, config.jax_default_matmul_precision, os.environ.get("XLA_FLAGS")
+    return repr((sources, jax.__version__, device.device_kind, device.client.platform_version, settings))
+
+
+def load(path: Path | None, arguments: tuple[Any, ...]) -> jax.stages.Compiled | None:
+    """What is kept there, to be called with such arguments."""
+    if path is None or not path.exists():
+        return None
+    try:
+        payload, result = pickle.loads(path.read_bytes())
+        trees = (jax.tree.structure(tree) for tree in ((arguments, {}), result))
+        return serialize_executable.deserialize_and_load(payload, *trees)
+    except Exception:  # damaged, or of a kind that this JAX does not know: whatever it is, another is soon made
+        return None
+
+
+def save(path: Path | None, compiled: jax.stages.Compiled) -> None:
+    """Keeps it in one stroke. Where that cannot be, a later start takes longer, and nothing else."""
+    if path is None:
+        return
+    with contextlib.suppress(OSError, ValueError, NotImplementedError):  # the last two: not of a kind that can be kept
+        payload, _, tree = serialize_executable.serialize(compiled)
+        result = jax.tree.unflatten(tree, [0] * tree.num_leaves)  # the tree itself cannot be written
+        path.parent.mkdir(parents=True, exist_ok=True)
+        half = path.with_suffix(f".{os.getpid()}")
+        half.write_bytes(pickle.dumps((payload, result)))
+        half.replace(path)

@@ -1,0 +1,136 @@
+"""Executables kept on disk: the next start finds them without tracing, and takes no other program's for its own."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agent_tunix.algorithm.optimizers import Hyperparameters
+from agent_tunix.engine import ahead, executables
+from agent_tunix.engine.ahead import Program
+from agent_tunix.engine.rollout import Draw, Sampling, sample
+from agent_tunix.engine.update import init_state, update
+from agent_tunix.types import Batch
+
+SAMPLING = Sampling(top_k=5, top_p=1.0, max_steps=4, num_generations=2, end_ids=(1,), pad_id=0)
+LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    """A cache folder of its own, on a device that is not the host."""
+    monkeypatch.setattr(ahead, "serves", lambda: True)
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    ahead._ready.clear()
+    yield tmp_path
+    jax.config.update("jax_compilation_cache_dir", before)
+    ahead._ready.clear()
+
+
+@pytest.fixture
+def lowered():
+    """The names of the functions that were traced and lowered."""
+    seen = []
+
+    def listen(event: str, seconds: float, **more: str) -> None:
+        if event == LOWERED:
+            seen.append(more["fun_name"])
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def start_anew() -> None:
+    """What a new process knows: nothing but the files."""
+    ahead._ready.clear()
+    jax.clear_caches()
+
+
+@pytest.fixture
+def sampled(arch, weights, adapters, prompts):
+    def program(seed: int = 0, sampling: Sampling = SAMPLING) -> Program:
+        draw = Draw(adapters, prompts, jax.random.key(seed), 0.9)
+        return Program(sample, (weights, (draw,)), {"arch": arch, "sampling": sampling})
+
+    return program
+
+
+@pytest.fixture
+def learnt(arch, weights, adapters, prompts):
+    def program() -> Program:
+        """A fresh one for each call, which uses up its state."""
+        rng, shape = np.random.default_rng(0), (len(prompts.tokens_PS) * 2, 4)
+        tokens = jnp.asarray(rng.integers(4, arch.vocab_size, shape), jnp.int32)
+        logprobs = jnp.asarray(rng.normal(-3, 0.1, shape), jnp.float32)
+        advantages = jnp.asarray(rng.normal(size=shape[0]), jnp.float32)
+        batch = Batch(prompts, tokens, jnp.ones(shape, bool), logprobs, logprobs, advantages)
+        h = Hyperparameters(1e-3, 0.01, 0.9, 0.999, 1e-8, 0.1, 0.08, 0.2, 0.9)
+        state = init_state(jax.tree.map(jnp.copy, adapters))
+        static = {"arch": arch, "micro_batches": 1, "optimizer": "adamw"}
+        return Program(update, (state, batch, weights, h, jnp.inf), static)
+
+    return program
+
+
+@pytest.mark.parametrize("kind", ["sampled", "learnt"])
+def test_the_next_start_calls_what_was_kept_without_tracing_it(kind, request, cache, lowered):
+    program = request.getfixturevalue(kind)
+    first = ahead.run(program())
+    assert len(list(cache.glob("*.executable"))) == 1
+    start_anew()
+    again = program()
+    lowered.clear()
+    second = ahead.run(again)
+    assert not [name for name in lowered if program().function.__name__ in name]
+    same = jax.tree.map(lambda x, y: bool((np.asarray(x) == np.asarray(y)).all()), first, second)
+    assert jax.tree.structure(first) == jax.tree.structure(second) and all(jax.tree.leaves(same))
+
+
+def test_an_argument_of_another_value_is_not_the_same_result(sampled, cache):
+    """The key is an input of the executable, and no part of its name."""
+    ahead.run(sampled(0))
+    start_anew()
+    rows = [ahead.run(sampled(seed))[0].tokens_BC for seed in (0, 1)]
+    assert len(list(cache.glob("*.executable"))) == 1
+    assert (rows[0] != rows[1]).any()
+
+
+def test_another_setting_or_other_sources_are_another_executable(sampled, cache, monkeypatch):
+    ahead.run(sampled())
+    ahead.run(sampled(sampling=dataclasses.replace(SAMPLING, max_steps=3)))
+    assert len(list(cache.glob("*.executable"))) == 2
+    monkeypatch.setattr(executables, "_origin", lambda: "changed")
+    start_anew()
+    ahead.run(sampled())
+    assert len(list(cache.glob("*.executable"))) == 3
+
+
+@pytest.mark.parametrize("damage", [lambda kept: kept[: len(kept) // 2], lambda kept: b"", lambda kept: b"no executable"])
+def test_one_that_is_damaged_is_made_anew(damage, sampled, cache):
+    expected = ahead.run(sampled())[0].tokens_BC
+    (path,) = cache.glob("*.executable")
+    kept = path.read_bytes()
+    path.write_bytes(damage(kept))
+    start_anew()
+    assert (ahead.run(sampled())[0].tokens_BC == expected).all()
+    assert len(path.read_bytes()) > len(kept) // 2
+
+
+def test_a_cache_that_cannot_be_written_stops_nothing(sampled, cache):
+    jax.config.update("jax_compilation_cache_dir", str(cache / "file" / "folder"))
+    (cache / "file").write_text("in the way")
+    assert ahead.run(sampled())[0].tokens_BC.shape[1] == SAMPLING.max_steps
+
+
+def test_a_function_without_a_name_of_its_own_is_not_kept(cache):
+    for factor in (2, 3):
+        scaled = jax.jit(lambda x, factor=factor: factor * x)
+        start_anew()
+        assert ahead.run(Program(scaled, (jnp.ones(5),), {})).sum() == 5 * factor
+    assert not list(cache.glob("*.executable"))
