@@ -26,8 +26,8 @@ def serve() -> bool:
 
 
 def place(function: Any, signature: str) -> Path | None:
-    """Where the executable of such a call is kept: nowhere without a cache folder, or if the function's name tells too little."""
-    folder, name = jax.config.jax_compilation_cache_dir, f"{function.__module__}.{function.__qualname__}"
+    """Where the executable of such a call is kept: nowhere without a cache folder or a name that is the function's own."""
+    folder, name = jax.config.values["jax_compilation_cache_dir"], f"{function.__module__}.{function.__qualname__}"
     if folder is None or "<locals>" in name or not serve():
         return None
     return Path(folder) / f"{hashlib.sha256((name + signature + _origin()).encode()).hexdigest()}.executable"
@@ -37,9 +37,9 @@ def place(function: Any, signature: str) -> Path | None:
 def _origin() -> str:
     """All but the call that a program follows from."""
     sources = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py")))).hexdigest()
-    device, config = jax.devices()[0], jax.config
-    settings = config.jax_enable_x64, config.jax_default_matmul_precision, os.environ.get("XLA_FLAGS")
-    return repr((sources, jax.__version__, device.device_kind, device.client.platform_version, settings))
+    settings = [jax.config.values[name] for name in ("jax_enable_x64", "jax_default_matmul_precision")]
+    device, flags = jax.devices()[0], os.environ.get("XLA_FLAGS")
+    return repr((sources, jax.__version__, device.device_kind, device.client.platform_version, settings, flags))
 
 
 def load(path: Path | None, arguments: tuple[Any, ...]) -> jax.stages.Compiled | None:
@@ -48,7 +48,7 @@ def load(path: Path | None, arguments: tuple[Any, ...]) -> jax.stages.Compiled |
         return None
     try:
         payload, result = pickle.loads(path.read_bytes())
-        trees = (jax.tree.structure(tree) for tree in ((arguments, {}), result))
+        trees = jax.tree.structure((arguments, {})), jax.tree.structure(result)
         return serialize_executable.deserialize_and_load(payload, *trees)
     except Exception:  # damaged, or of a kind that this JAX does not know: whatever it is, another is soon made
         return None

@@ -89,7 +89,8 @@ def test_the_next_start_calls_what_was_kept_without_tracing_it(kind, request, ca
     second = ahead.run(again)
     assert not [name for name in lowered if program().function.__name__ in name]
     same = jax.tree.map(lambda x, y: bool((np.asarray(x) == np.asarray(y)).all()), first, second)
-    assert jax.tree.structure(first) == jax.tree.structure(second) and all(jax.tree.leaves(same))
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    assert all(jax.tree.leaves(same))
 
 
 def test_an_argument_of_another_value_is_not_the_same_result(sampled, cache):
