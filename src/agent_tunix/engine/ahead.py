@@ -44,8 +44,7 @@ class Program(NamedTuple):
             with context():
                 with _tracing:
                     lowered = self.function.lower(*self.arguments, **self.static)
-                compiled = lowered.compile()
-            executables.save(path, compiled)
+                compiled = executables.make(path, lowered)
         _ready[signature] = compiled
 
 

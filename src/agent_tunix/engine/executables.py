@@ -3,6 +3,9 @@
 JAX's own cache finds what the compiler made of a program by the program, which takes seconds of tracing to know. Here an
 executable is found by what the program follows from: the call's signature, the sources of this package, the versions of JAX
 and of the device's driver. One that cannot be read is made anew. On several devices JAX's own cache has to do.
+
+Only what was compiled here is kept. What JAX found in its own cache was read from a file, and XLA may not be able to write it
+out a second time: for a CPU, under jax 0.12, it leaves parts out.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import functools
 import hashlib
 import os
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,16 @@ import jax
 from jax.experimental import serialize_executable
 
 PACKAGE = Path(__file__).parent.parent
+FOUND = "/jax/compilation_cache/cache_hits"
+_this_thread = threading.local()
+
+
+def _notice(event: str, **_: Any) -> None:
+    if event == FOUND:
+        _this_thread.found = True
+
+
+jax.monitoring.register_event_listener(_notice)
 
 
 def serve() -> bool:
@@ -54,10 +68,17 @@ def load(path: Path | None, arguments: tuple[Any, ...]) -> jax.stages.Compiled |
         return None
 
 
-def save(path: Path | None, compiled: jax.stages.Compiled) -> None:
+def make(path: Path | None, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    """Compiles a program, and keeps it there."""
+    _this_thread.found = False
+    compiled = lowered.compile()
+    if path is not None and not _this_thread.found:
+        _save(path, compiled)
+    return compiled
+
+
+def _save(path: Path, compiled: jax.stages.Compiled) -> None:
     """Keeps it in one stroke. Where that cannot be, a later start takes longer, and nothing else."""
-    if path is None:
-        return
     with contextlib.suppress(OSError, ValueError, NotImplementedError):  # the last two: not of a kind that can be kept
         payload, _, tree = serialize_executable.serialize(compiled)
         result = jax.tree.unflatten(tree, [0] * tree.num_leaves)  # the tree itself cannot be written

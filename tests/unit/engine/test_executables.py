@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +24,16 @@ LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
-    """A cache folder of its own, on a device that is not the host."""
+    """A cache folder of its own, on a device that is not the host, where JAX itself finds nothing."""
     monkeypatch.setattr(ahead, "serves", lambda: True)
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    names = ("jax_compilation_cache_dir", "jax_enable_compilation_cache")
+    before = {name: jax.config.values[name] for name in names}
+    for name, value in zip(names, (str(tmp_path), False), strict=True):
+        jax.config.update(name, value)
     ahead._ready.clear()
     yield tmp_path
-    jax.config.update("jax_compilation_cache_dir", before)
+    for name, value in before.items():
+        jax.config.update(name, value)
     ahead._ready.clear()
 
 
@@ -127,6 +132,33 @@ def test_a_cache_that_cannot_be_written_stops_nothing(sampled, cache):
     jax.config.update("jax_compilation_cache_dir", str(cache / "file" / "folder"))
     (cache / "file").write_text("in the way")
     assert ahead.run(sampled())[0].tokens_BC.shape[1] == SAMPLING.max_steps
+
+
+def test_what_jax_found_in_its_own_cache_is_not_kept(cache):
+    class Lowered:
+        def compile(self):
+            jax.monitoring.record_event(executables.FOUND)
+            return jax.jit(jnp.sin).lower(1.0).compile()
+
+    assert executables.make(cache / "sine.executable", Lowered())(1.0) == jnp.sin(1.0)
+    assert not list(cache.glob("*.executable"))
+
+
+def test_jax_says_when_it_found_a_program_in_its_own_cache(tmp_path):
+    """As `executables.make` counts on; in a process of its own, since JAX looks for its cache only once."""
+    program = """
+import sys, jax
+from agent_tunix.engine import executables
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+for _ in range(2):
+    executables.make(None, jax.jit(jax.numpy.sin).lower(1.0))
+    print(executables._this_thread.found)
+    jax.clear_caches()
+"""
+    ran = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["False", "True"]
 
 
 def test_a_function_without_a_name_of_its_own_is_not_kept(cache):
