@@ -4,8 +4,8 @@ JAX's own cache finds what the compiler made of a program by the program, which 
 executable is found by what the program follows from: the call's signature, the sources of this package, the versions of JAX
 and of the device's driver. One that cannot be read is made anew. On several devices JAX's own cache has to do.
 
-Only what was compiled here is kept. What JAX found in its own cache was read from a file, and XLA may not be able to write it
-out a second time: for a CPU, under jax 0.12, it leaves parts out.
+Only what was compiled here is kept. What JAX found in its own cache was read from a file, and XLA may not be able to write
+it out a second time: for a CPU, under jax 0.12, it leaves parts out.
 """
 
 from __future__ import annotations
