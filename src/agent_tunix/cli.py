@@ -11,7 +11,6 @@ import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -27,7 +26,7 @@ from agent_tunix.config.load import config_folder, did_you_mean, hydra_arguments
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
 from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 from agent_tunix.engine import lifeline
-from agent_tunix.errors import DivergenceError, UserError, mistake_of
+from agent_tunix.errors import DivergenceError, StoppedError, UserError, mistake_of
 
 console = Console(highlight=False)
 
@@ -166,7 +165,7 @@ def _given(overrides: Iterable[str]) -> tuple[str, ...]:
     return tuple(override.removeprefix("++") for override in overrides)
 
 
-def _accuracy(summary: Mapping[str, Any]) -> float:
+def _accuracy(summary: Mapping[str, typing.Any]) -> float:
     """The last accuracy of a run; one that diverged is worth nothing."""
     final = summary.get("final_eval")
     return final["accuracy"] if final and summary["status"] != "diverged" else 0.0
@@ -244,7 +243,7 @@ def _answering() -> Iterator[None]:
         yield
     except UserError as mistake:
         _fail(mistake)
-    except Exception as fault:
+    except (Exception, KeyboardInterrupt) as fault:
         if (of_user := mistake_of(fault)) is None:
             raise
         _fail(of_user)
@@ -291,8 +290,10 @@ def _relative(path: Path) -> Path:
     return path.resolve().relative_to(Path.cwd()) if path.resolve().is_relative_to(Path.cwd()) else path
 
 
-def _fail(mistake: UserError) -> NoReturn:
+def _fail(mistake: UserError) -> typing.NoReturn:
     if lifeline.current:
         lifeline.current.fail(str(mistake), mistake.exit_code)
-    print(mistake, file=sys.stderr)
+    print(mistake, file=sys.stderr, flush=True)
+    if isinstance(mistake, StoppedError):
+        os._exit(mistake.exit_code)  # a device may be at work, and does not bear to be taken apart
     sys.exit(mistake.exit_code)

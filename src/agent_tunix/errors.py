@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 
+GOING_ON = "A run goes on by training.resume=<folder>, a sweep or a search by its command again in its folder."
+
 
 class UserError(Exception):
     """A mistake in the configuration, the data or a file; the message says what, where and what to do."""
@@ -17,8 +19,16 @@ class DivergenceError(UserError):
     exit_code = 3
 
 
-def mistake_of(fault: Exception) -> UserError | None:
+class StoppedError(UserError):
+    """A person has pressed Ctrl-C where nothing waits for the end of a batch, or has pressed it twice."""
+
+    exit_code = 130  # as shells count it
+
+
+def mistake_of(fault: BaseException) -> UserError | None:
     """What to say of a fault of files, of memory or of a group's name that a user can mend; nothing of any other."""
+    if isinstance(fault, KeyboardInterrupt):
+        return StoppedError(f"Interrupted. {GOING_ON}")
     if isinstance(fault, OSError):
         return _of_files(fault)
     if isinstance(fault, ValueError) and str(fault).startswith("Config group override"):  # which is how Hydra says it
@@ -34,7 +44,7 @@ def mistake_of(fault: Exception) -> UserError | None:
 
 
 def _of_files(fault: OSError) -> UserError | None:
-    full = "Free some space. A run then goes on by training.resume=<folder>, a sweep or a search by its command again."
+    full = f"Free some space. {GOING_ON}"
     refused = "Check what is there and who may write; hydra.run.dir or hydra.sweep.dir=<folder> choose where results go."
     remedies = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), full)
     there = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)

@@ -138,6 +138,26 @@ def test_a_signal_saves_and_exits_cleanly(straight, tmp_path, number):
     assert len(extra) <= 1
 
 
+def test_a_second_ctrl_c_ends_the_run_at_once_and_without_a_traceback(straight, tmp_path):
+    sabotage = textwrap.dedent("""
+        from agent_tunix.engine import metrics
+        write = metrics.RunFolder.metrics
+        def impatient(folder, record):
+            if record["step"] == 3:
+                raise KeyboardInterrupt
+            write(folder, record)
+        metrics.RunFolder.metrics = impatient
+    """)
+    process = start(tmp_path, *RUN, "hydra.run.dir=run", prelude=sabotage)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 130, output
+    assert "Interrupted." in output
+    assert "Traceback" not in output
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
+    finish(start(tmp_path, "training.resume=run"))
+    assert_same_run(tmp_path / "run", straight)
+
+
 def test_a_finished_run_stays_as_it_is(straight):
     before = (straight / "metrics.jsonl").read_text()
     output = finish(start(straight.parent, "training.resume=run"))

@@ -128,7 +128,7 @@ def training(
     except DivergenceError:
         status = "diverged"
         raise
-    except GeneratorExit:  # another run of the sweep could not go on
+    except (GeneratorExit, KeyboardInterrupt):  # another run of the sweep could not go on; a person could not wait
         status = "interrupted"
         raise
     finally:
