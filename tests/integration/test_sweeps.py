@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -101,6 +102,18 @@ def test_a_sweep_started_again_in_its_folder_runs_what_is_missing(command, tmp_p
     outcome = command(*sweep_of_two, "seed=1")
     assert outcome.code == 2
     assert "holds another run" in outcome.err
+
+
+def test_an_interrupted_sweep_says_how_to_go_on(tmp_path, monkeypatch):
+    def interrupted(jobs, folder, console, shelf, interruption, fuse):
+        interruption.requested = True
+        return []
+
+    monkeypatch.setattr(sweep, "train_all", interrupted)
+    console = Console(record=True)
+    sweep.run([], tmp_path / "my sweep", console)
+    given = next(word for word in shlex.split(console.export_text()) if word.startswith("hydra.sweep.dir="))
+    assert given == f"hydra.sweep.dir='{tmp_path / 'my sweep'}'"
 
 
 @pytest.mark.parametrize("fuse", ["never", "always"])

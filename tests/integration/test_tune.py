@@ -132,6 +132,7 @@ def test_an_interrupted_search_says_how_to_go_on(command, tmp_path, monkeypatch)
     assert found["status"] == "interrupted"
     assert "Interrupted. Not done: fine learning rate, warm-up ratio, weight decay, finalists." in found["verdict"]
     assert "hydra.run.dir=out" in outcome.out.replace("\n", "")
+    assert "hydra.sweep.dir" not in outcome.out
     assert found["stages"][0]["chosen"] == found["best"]["optimizer.learning_rate"]
 
 

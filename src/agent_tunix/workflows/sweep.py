@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shlex
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -32,6 +33,7 @@ from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.models import gemma3, lora
 from agent_tunix.models.mesh import on_mesh_of
 from agent_tunix.workflows import memory, setup
+from agent_tunix.workflows.diagnosis.remedies import value_text
 from agent_tunix.workflows.display import Bars
 from agent_tunix.workflows.dry_run import USABLE, card, shapes
 from agent_tunix.workflows.examples import Notice
@@ -71,7 +73,11 @@ def run(jobs: Sequence[Job], folder: Path, console: Console, fuse: Fuse = "auto"
     setup.refuse_others(folder, "sweep.json")
     setup.start_device()
     with Interruption() as interruption:
-        return train_all(jobs, folder, console, setup.Shelf(), interruption, fuse)
+        found = train_all(jobs, folder, console, setup.Shelf(), interruption, fuse)
+    if interruption.requested:
+        again = shlex.quote(f"hydra.sweep.dir={value_text(str(folder))}")
+        console.print(f"Interrupted. The same command with {again} goes on from here.", soft_wrap=True, markup=False)
+    return found
 
 
 def train_all(
@@ -96,8 +102,6 @@ def train_all(
                         modes |= {mode}
                         write_index(folder, overrides, ", ".join(sorted(modes)), {job.folder.name for job in part})
                         _train(part, [runs.pop(job.folder) for job in part], bars, interruption)
-            if interruption.requested:
-                bars.notice(f"Interrupted. The same command with hydra.sweep.dir={folder} goes on from here.")
     finally:
         if modes:
             write_index(folder, overrides)

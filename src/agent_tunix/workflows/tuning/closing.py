@@ -96,6 +96,6 @@ def _without_warm_up(s: Session) -> str:
 def _show(s: Session) -> None:
     s.say(f"\n{s.record['verdict']}\nSearch folder: {s.folder}, with report.html ({s.record['seconds']:.0f} s)")
     if s.record["status"] == "interrupted":
-        s.say(f"\nTo go on:\n  {join([*s.overrides, f'hydra.run.dir={s.folder}'], 'tune')}")
+        s.say(f"\nTo go on:\n  {join([*s.overrides, f'hydra.run.dir={value_text(str(s.folder))}'], 'tune')}")
     if s.record["command"]:
         s.say(f"\nThe settings, as a file: {s.folder / 'best.yaml'}\nStep 5, the whole run:\n  {s.record['command']}")
