@@ -56,7 +56,7 @@ def best_yaml(s: Session, changed: Settings) -> str:
 def _verdict(s: Session, plan: Plan, found: Best, whole: bool, words: str) -> str:
     before = next((a.share for trial in s.trials if (a := trial.accuracy(0)) is not None), None)
     notes = [words, _not_done(s)] if not whole else []
-    notes += [_within_noise(found), _unmoved(s), _at_the_edge(s, found.settings), _shorter(s, plan), _without_warm_up(s)]
+    notes += [_within_noise(found), _unmoved(s), at_the_edge(s, found.settings), _shorter(s, plan), _without_warm_up(s)]
     return wording.verdict(found.settings, found.accuracies, before, [note for note in notes if note])
 
 
@@ -75,12 +75,13 @@ def _unmoved(s: Session) -> str:
     return f"No difference within noise between the values that were tried of {', '.join(same)}." if same else ""
 
 
-def _at_the_edge(s: Session, settings: Settings) -> str:
-    tried = stages(s.cfg, start(s.cfg), s.end)[0].values
+def at_the_edge(s: Session, settings: Settings) -> str:
+    """Says so where no rate beyond the best was tried; the fine rates reach beyond the coarse ones."""
+    tried = [trial.settings[RATE] for trial in s.trials]
     if min(tried) < settings[RATE] < max(tried):
         return ""
     grid = f"{min(tried):g} to {max(tried):g}"
-    return f"The rate is at the edge of what was tried, {grid}: tune.rates={len(tried) + 2} looks further."
+    return f"The rate is at the edge of what was tried, {grid}: tune.rates={s.cfg.tune.rates + 2} looks further."
 
 
 def _shorter(s: Session, plan: Plan) -> str:

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent_tunix.workflows.tuning.closing import at_the_edge
+from agent_tunix.workflows.tuning.stages import RATE
+
+COARSE = [1e-6, 1e-5]
+
+
+def session(rates: list[float]) -> Any:
+    """What of a search says how far it has looked."""
+    trials = [SimpleNamespace(settings={RATE: rate}) for rate in rates]
+    return SimpleNamespace(trials=trials, cfg=SimpleNamespace(tune=SimpleNamespace(rates=len(COARSE))))
+
+
+@pytest.mark.parametrize("best", [1e-6, 3e-5])
+def test_a_best_rate_beyond_which_none_was_tried_is_at_the_edge(best):
+    said = at_the_edge(session([*COARSE, 3e-6, 3e-5]), {RATE: best})
+    assert "1e-06 to 3e-05" in said
+    assert "tune.rates=4" in said
+
+
+def test_a_best_coarse_rate_beyond_which_a_fine_one_was_tried_is_not():
+    assert at_the_edge(session([*COARSE, 3e-6, 3e-5]), {RATE: 1e-5}) == ""
