@@ -50,7 +50,8 @@ class RunFolder:
         replace_text(self.path / "summary.json", json.dumps(record, indent=2) + "\n")
 
     def rewind(self, step: int) -> None:
-        """Drops what was written of later steps, and lines cut short: the run will write them again."""
+        """Drops what was written of later steps, lines cut short, and how the run ended: it will write them again."""
+        (self.path / "summary.json").unlink(missing_ok=True)
         for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl"):
             path = self.path / name
             if path.exists():

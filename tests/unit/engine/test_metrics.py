@@ -44,7 +44,9 @@ def test_a_resumed_run_drops_later_steps_and_a_half_written_line(tmp_path):
     folder.close()
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"step": 2, "te')
+    (tmp_path / "summary.json").write_text('{"status": "diverged", "steps": 4}')
     resumed = RunFolder(tmp_path, resumed_at=2)
+    assert not (tmp_path / "summary.json").exists(), "the run has not ended"
     resumed.metrics({"step": 3, "text": "new"})
     resumed.close()
     *_, newest = sorted((tmp_path / "tensorboard").iterdir())
