@@ -8,6 +8,8 @@ import pytest
 
 from agent_tunix import cli
 from agent_tunix.engine.metrics import read_records
+from agent_tunix.errors import UserError
+from agent_tunix.workflows import lr_find
 
 LONG_RUNS = True
 SMALL = ["evaluation.num_examples=8", "hydra.run.dir=out"]
@@ -64,6 +66,22 @@ def test_what_cannot_be_ramped_is_refused_and_nothing_is_written(command, tmp_pa
     assert outcome.code == 2
     assert said in outcome.err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_ramp_that_broke_off_is_not_gone_on_with_as_a_run(command, tmp_path, monkeypatch):
+    def killed(*_: object) -> None:
+        raise UserError("killed")
+
+    monkeypatch.setattr(lr_find, "_fallen", lambda path, r: True)
+    monkeypatch.setattr(lr_find, "_reading", killed)
+    outcome = command("lr-find", "model=gemma3_tiny", "lr_find.num_steps=12", *SMALL)
+    assert outcome.err.strip() == "killed"
+    assert (tmp_path / "out" / "config.yaml").exists()
+    assert "not ended" in json.loads((tmp_path / "out" / "lr_find.json").read_text())["conclusion"]
+    for verb, argument in (("train", "training.resume=out"), ("doctor", "out")):
+        outcome = command(verb, argument)
+        assert outcome.code == 2
+        assert "a ramp of lr-find" in outcome.err
 
 
 def test_ramps_of_a_sweep_are_not_judged_as_runs(command, capsys, tmp_path, write_run):

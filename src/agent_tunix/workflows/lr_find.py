@@ -48,6 +48,8 @@ def run(cfg: LrFindConfig, path: Path, console: Console, overrides: Sequence[str
     with Interruption() as interruption, Bars(console) as bars:
         whole = prepare(_training_config(cfg), setup.Shelf(), bars.notice, overrides)
         r = ramped(cfg, whole)
+        _ = whole.model.weights  # are read now: a fault of theirs comes before anything is written
+        _begin(path)
         try:
             display = bars.display("ramp", r.plan.total_steps)
             alone(training(r, path, display, interruption, lambda step: _fallen(path, r)))
@@ -75,6 +77,13 @@ def check(cfg: LrFindConfig, path: Path) -> None:
         raise UserError(f"lr_find.lr_low={low:g} is not below lr_find.lr_high={high:g}.")
     if (path / "config.yaml").exists():
         raise UserError(f"{path} already holds a run; choose another folder.")
+
+
+def _begin(path: Path) -> None:
+    """From here on the folder is known for a ramp: one that is killed is not to be gone on with as a run at its rate."""
+    path.mkdir(parents=True, exist_ok=True)
+    found = {"suggested": None, "range": None, "conclusion": "The ramp has not ended: it is still at work, or was killed."}
+    replace_text(path / "lr_find.json", json.dumps(found, indent=2) + "\n")
 
 
 def bounds(cfg: LrFindConfig) -> tuple[float, float]:
