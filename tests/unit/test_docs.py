@@ -5,10 +5,20 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+from omegaconf import OmegaConf
+from pydantic import TypeAdapter
+
+from agent_tunix.config.load import keys
+from agent_tunix.config.schema import Config
+from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 
 REPOSITORY = Path(__file__).parents[2]
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.rst")), *sorted((REPOSITORY / "docs").rglob("*.md"))]
+# A single plain value; one that is followed by a colon is quoted in a message.
+OVERRIDE = re.compile(r"(?<![\w.])([a-z_]+(?:\.[a-z_]+)+)=([\w./-]+)(?![\w:<(\[])")
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +53,16 @@ def test_links_between_pages_lead_somewhere():
     for page in (REPOSITORY / "docs").rglob("*.rst"):
         for target in re.findall(r":doc:`([^`]+)`", page.read_text()):
             assert (page.parent / f"{target}.rst").resolve().exists(), f"{page}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_override_in_a_page_is_a_key_with_a_value_that_it_takes(page):
+    known = keys(TuneConfig) | keys(LrFindConfig)
+    for key, value in OVERRIDE.findall(page.read_text()):
+        if key.partition(".")[0] in Config.model_fields and not key.startswith("reward."):
+            assert key in known, f"{page}: {key}"
+            taken = TypeAdapter(Annotated[known[key].annotation, known[key]])
+            taken.validate_python(OmegaConf.select(OmegaConf.from_dotlist([f"{key}={value}"]), key))
 
 
 def test_the_documented_reference_is_the_product_promise():
