@@ -1,8 +1,8 @@
 """Compiled programs kept whole in the user's cache folder, so that a later start of the same kind need not even trace them.
 
 JAX's own cache finds what the compiler made of a program by the program, which takes seconds of tracing to know. Here an
-executable is found by what the program follows from: the call's signature, the sources of this package, the versions of JAX
-and of the device's driver. One that cannot be read is made anew. On several devices JAX's own cache has to do.
+executable is found by what the program follows from: the call's signature, the sources of this package, the versions of JAX,
+its compiler and CUDA. One that cannot be read is made anew. On several devices JAX's own cache has to do.
 
 Only what was compiled here is kept. What JAX found in its own cache was read from a file, and XLA may not be able to write
 it out a second time: for a CPU, under jax 0.12, it leaves parts out.
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jaxlib
 from jax.experimental import serialize_executable
 
 PACKAGE = Path(__file__).parent.parent
@@ -53,7 +54,8 @@ def _origin() -> str:
     sources = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py")))).hexdigest()
     settings = [jax.config.values[name] for name in ("jax_enable_x64", "jax_default_matmul_precision")]
     device, flags = jax.devices()[0], os.environ.get("XLA_FLAGS")
-    return repr((sources, jax.__version__, device.device_kind, device.client.platform_version, settings, flags))
+    versions = jax.__version__, jaxlib.__version__, device.client.platform_version  # on a GPU the last is CUDA's
+    return repr((sources, versions, device.device_kind, settings, flags))
 
 
 def load(path: Path | None, arguments: tuple[Any, ...]) -> jax.stages.Compiled | None:

@@ -8,6 +8,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 import pytest
 
@@ -115,6 +116,15 @@ def test_another_setting_or_other_sources_are_another_executable(sampled, cache,
     start_anew()
     ahead.run(sampled())
     assert len(list(cache.glob("*.executable"))) == 3
+
+
+@pytest.mark.parametrize("package", [jax, jaxlib])
+def test_another_version_of_jax_or_of_its_compiler_is_another_origin(package, monkeypatch):
+    before = executables._origin()
+    executables._origin.cache_clear()
+    monkeypatch.setattr(package, "__version__", "0.0.1")
+    assert executables._origin() != before
+    executables._origin.cache_clear()
 
 
 @pytest.mark.parametrize("damage", [lambda kept: kept[: len(kept) // 2], lambda kept: b"", lambda kept: b"no executable"])
