@@ -21,7 +21,7 @@ from typing import Any
 from agent_tunix.errors import UserError
 
 Numbered = Iterator[tuple[int, Any]]
-REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 EXTRA = "pip install 'agent-tunix[datasets]'"
 
 
@@ -54,7 +54,7 @@ def read_rows(
             return _parse(*found, fmt)
     found = _open(place, subset, "train")
     if found is None:
-        raise UserError(f"data.path={place}: there is no train.jsonl, train.csv or train.parquet in this folder.")
+        raise UserError(f"data.path={place}: no train split; in a folder it is train.jsonl, train.csv or train.parquet.")
     rows, bad = _parse(*found, fmt)
     random.Random(0).shuffle(rows)
     cut = round(len(rows) * train_fraction)

@@ -94,6 +94,13 @@ def test_a_hub_data_set_is_asked_for_by_name_and_subset(monkeypatch):
     assert asked == [("owner/name", "main")] * 2
 
 
+def test_a_hub_data_set_without_a_train_split_is_not_called_a_folder(monkeypatch):
+    datasets = types.SimpleNamespace(load_dataset=lambda repository, subset: {"test": []})
+    monkeypatch.setitem(sys.modules, "datasets", datasets)
+    with pytest.raises(UserError, match=r"data\.path=owner/name: no train split"):
+        read_rows("owner/name", None, "train", 1.0, PLAIN)
+
+
 def test_a_hub_that_does_not_answer_is_said_with_a_way_out(monkeypatch):
     def load_dataset(repository, subset):
         raise ConnectionError("no route")
@@ -109,14 +116,14 @@ def test_without_the_datasets_package_the_extra_is_named(monkeypatch):
         read_rows("owner/name", None, "train", 1.0, PLAIN)
 
 
-@pytest.mark.parametrize("place", ["nowhere.jsonl", "some/file.csv", "/nowhere/at/all"])
+@pytest.mark.parametrize("place", ["nowhere.jsonl", "some/file.csv", "/nowhere/at/all", "./rows", "../rows"])
 def test_a_missing_file_is_named(place):
     with pytest.raises(UserError, match=rf"data\.path={place}: there is no such file"):
         read_rows(place, None, "train", 0.9, PLAIN)
 
 
 def test_a_folder_without_data_and_a_file_of_another_kind_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"no train\.jsonl"):
+    with pytest.raises(UserError, match=r"no train split; in a folder it is train\.jsonl"):
         read_rows(str(tmp_path), None, "train", 0.9, PLAIN)
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(UserError, match="format is not known"):
