@@ -8,22 +8,12 @@ from pathlib import Path
 
 from agent_tunix.errors import UserError
 from agent_tunix.models.kaggle import find_orbax
+from agent_tunix.models.tokenizer_files import COPIED
 
 PACKAGED, KAGGLE = "package:", "kaggle:"
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 # All that a checkpoint needs to be loaded, and what an export copies along with it.
-WANTED = (
-    "config.json",
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "generation_config.json",
-    "chat_template.*",
-)
+WANTED = ("config.json", "*.safetensors", "*.safetensors.index.json", *COPIED)
 LOCAL = "model.weights=<folder> or <file.gguf> takes weights that were downloaded before."
 QUICK = "No weights are needed for the quick test, which runs on any CPU:\n  python run_training.py +experiment=quick_test"
 

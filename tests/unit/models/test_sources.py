@@ -9,6 +9,7 @@ from huggingface_hub import errors
 
 from agent_tunix.errors import UserError
 from agent_tunix.models.sources import find_checkpoint
+from agent_tunix.models.tokenizer_files import COPIED
 
 REPOSITORY = "google/gemma-3-270m-it"
 
@@ -58,7 +59,7 @@ def test_the_hub_is_asked_for_weights_and_tokenizer_only(monkeypatch, tmp_path):
     )
     assert find_checkpoint(REPOSITORY) == tmp_path
     assert asked["name"] == REPOSITORY
-    assert {"config.json", "*.safetensors", "tokenizer.model"} <= set(asked["allow_patterns"])
+    assert {"config.json", "*.safetensors", *COPIED} <= set(asked["allow_patterns"])
 
 
 @pytest.mark.parametrize("source", ["no/such/folder", "./nowhere", "owner/model.gguf", "gemma", "~/nowhere/at/all"])
