@@ -23,7 +23,7 @@ def in_characters(values: Sequence[float], last: int | None = None) -> str:
         label = f"{top:.1e}" if row == ROWS - 1 else "0" if row == 0 else ""
         lines.append(f"{label:>8} |{cells}")
     return "\n".join(
-        [*lines, f"{'':>8} +{'-' * columns}", f"{'':>10}update 1{f'update {last or len(values)}':>{max(columns - 8, 0)}}"]
+        [*lines, f"{'':>8} +{'-' * columns}", f"{'':>10}update 1 {f'update {last or len(values)}':>{max(columns - 9, 0)}}"]
     )
 
 

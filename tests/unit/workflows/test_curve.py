@@ -18,6 +18,10 @@ def test_any_curve_can_be_drawn(values):
     ElementTree.fromstring(as_svg(values, "rate"))
 
 
+def test_the_ends_of_a_short_curve_are_named_apart():
+    assert in_characters([1.0] * 4).splitlines()[-1].split() == ["update", "1", "update", "4"]
+
+
 def test_a_ramp_fills_its_lower_right_half():
     rows = [line.split("|")[1] for line in in_characters([i / 59 for i in range(60)]).splitlines()[:8]]
     assert rows[0].lstrip() != rows[0], "only the end reaches the top"
