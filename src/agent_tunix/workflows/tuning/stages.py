@@ -52,7 +52,7 @@ def coarse_rate(cfg: TuneConfig, settings: Settings) -> Stage:
     return Stage("1-coarse-rate", "Coarse learning rate", RATE, _distinct(values), middle)
 
 
-def fine_rate(cfg: TuneConfig, settings: Settings) -> Stage:
+def fine_rate(settings: Settings) -> Stage:
     best = settings[RATE]
     values = [half_decades(best, up) for up in (-1, 0, 1)]
     return Stage("2-fine-rate", "Fine learning rate", RATE, _distinct(values), best)
@@ -73,7 +73,7 @@ def weight_decay(cfg: TuneConfig, settings: Settings) -> Stage:
 
 def stages(cfg: TuneConfig, settings: Settings, updates: int) -> list[Stage]:
     """All stages as they stand with these settings; warm-up has none where its updates are given."""
-    rates = [coarse_rate(cfg, settings), fine_rate(cfg, settings)]
+    rates = [coarse_rate(cfg, settings), fine_rate(settings)]
     warm_ups = [warm_up(cfg, settings, updates)] if cfg.scheduler.warmup_steps is None else []
     return [*rates, *warm_ups, weight_decay(cfg, settings)]
 

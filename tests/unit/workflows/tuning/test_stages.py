@@ -46,7 +46,7 @@ def test_the_coarse_grid_centres_on_the_models_guidance(model, middle):
     low, high = cfg.model.guidance.learning_rate
     assert start(cfg)[RATE] == middle
     assert low <= middle <= high
-    assert fine_rate(cfg, {RATE: 3e-6}).values == (1e-6, 3e-6, 1e-5)
+    assert fine_rate({RATE: 3e-6}).values == (1e-6, 3e-6, 1e-5)
 
 
 def test_a_short_run_is_also_tried_without_warm_up_and_no_warm_up_twice():
