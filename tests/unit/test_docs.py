@@ -8,17 +8,22 @@ from pathlib import Path
 from typing import Annotated
 
 import pytest
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from pydantic import TypeAdapter
 
-from agent_tunix.config.load import keys
+from agent_tunix.config.load import config_folder, keys, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.config.tuning import LrFindConfig, TuneConfig
+from agent_tunix.workflows import memory
+from agent_tunix.workflows.dry_run import shapes
 
 REPOSITORY = Path(__file__).parents[2]
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.rst")), *sorted((REPOSITORY / "docs").rglob("*.md"))]
+DOCS = REPOSITORY / "docs"
+PAGES = [REPOSITORY / "README.md", *sorted(DOCS.rglob("*.rst")), *sorted(DOCS.rglob("*.md"))]
 # A single plain value; one that is followed by a colon is quoted in a message.
 OVERRIDE = re.compile(r"(?<![\w.])([a-z_]+(?:\.[a-z_]+)+)=([\w./-]+)(?![\w:<(\[])")
+MEMORY = re.compile(r"([\d.]+) GB of device memory by `agent-tunix plan`")
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +68,16 @@ def test_every_override_in_a_page_is_a_key_with_a_value_that_it_takes(page):
             assert key in known, f"{page}: {key}"
             taken = TypeAdapter(Annotated[known[key].annotation, known[key]])
             taken.validate_python(OmegaConf.select(OmegaConf.from_dotlist([f"{key}={value}"]), key))
+
+
+def test_experiments_name_the_memory_that_the_plan_counts():
+    heads = {path.stem: MEMORY.search(path.read_text()) for path in (REPOSITORY / "conf" / "experiment").glob("*.yaml")}
+    said = {name: match[1] for name, match in heads.items() if match}
+    assert {"full_training", "small_gpu"} <= said.keys()
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        configs = {name: validate(compose("config", [f"+experiment={name}"]), Config) for name in said}
+    shown = {name: memory.estimate(shapes(cfg, cfg.generation.max_prompt_length))["peak"] for name, cfg in configs.items()}
+    assert said == {name: f"{peak:.1f}" for name, peak in shown.items()}
 
 
 def test_the_documented_reference_is_the_product_promise():
