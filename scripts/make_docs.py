@@ -24,7 +24,8 @@ HEAD = """# Every configuration key
 
 Generated from the schema by `make docs`. Defaults are those of `python run_training.py` with no overrides; a group's
 other choices are the files of its folder in `conf/`. The sections `lr_find` and `tune` are
-those of `agent-tunix lr-find` and `agent-tunix tune`.
+those of `agent-tunix lr-find` and `agent-tunix tune`; what `evaluate.py` and `agent-tunix export` take besides is said
+in [the training API](../api/train.rst).
 """
 
 
