@@ -8,7 +8,9 @@ import pytest
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.metrics import read_records
 from agent_tunix.engine.update import init_state
+from agent_tunix.tasks.datasets import Example
 from agent_tunix.workflows import setup
+from agent_tunix.workflows.evaluate import grade
 
 SMALL = ["evaluation.num_examples=16"]
 
@@ -92,3 +94,15 @@ def test_a_schedule_free_run_is_evaluated_at_its_average(command, tmp_path):
     trained, iterate = state.trainable.b["q_proj"], state.optimizer[1].z.b["q_proj"]
     assert np.abs(trained - learnt.b["q_proj"]).max() > 1e-7
     np.testing.assert_allclose(learnt.b["q_proj"], (trained - 0.1 * iterate) / 0.9, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("truth", ["12", "Paris", "(2, 3)", "9:45"])
+def test_a_right_answer_is_leniently_right_too(truth):
+    completion = f"<reasoning>so</reasoning><answer>{truth}</answer>"
+    record = grade([Example("q", truth, (1,))], [[completion]])
+    assert record["accuracy"] == record["lenient_accuracy"] == 1.0
+
+
+def test_the_last_number_is_enough_to_be_leniently_right():
+    record = grade([Example("q", "12", (1,))], [["so it is 12"]])
+    assert (record["accuracy"], record["lenient_accuracy"]) == (0.0, 1.0)

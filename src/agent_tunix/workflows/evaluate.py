@@ -3,7 +3,7 @@
     accuracy          well formed, and the answer block holds the truth
     partial_accuracy  the answer block's number is within 10 % of the truth
     format_accuracy   reasoning and answer in their tags, nothing else
-    lenient_accuracy  the last number anywhere is the truth
+    lenient_accuracy  as accuracy, or the last number anywhere is the truth
 
 With several passes, also the accuracy of the majority's answer and pass@k, the share of problems solved by at least one
 of k completions (the unbiased estimate of Chen et al., 2021, arXiv:2107.03374).
@@ -97,6 +97,9 @@ def _partially_right(completion: str, truth: str) -> bool:
 
 
 def _leniently_right(completion: str, truth: str) -> bool:
+    """What is right is so leniently too, as a truth in words, or of several numbers, has no last number to compare."""
+    if rewards.answer_correct("", completion, truth):
+        return True
     return answers.same_number(answers.last_number(completion), answers.first_number(truth))
 
 
