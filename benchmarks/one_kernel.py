@@ -36,8 +36,8 @@ CUTS = {
 }
 
 
-def machine_code(size: str) -> str:
-    """The kernel for a model of that size, as PTX."""
+def ptx(size: str) -> str:
+    """The kernel for a model of that size, as XLA takes it."""
     arch, cuts = architecture(size), CUTS[size]
     heads = {"H": arch.num_heads, "K": arch.num_kv_heads, "SCALE": f"{arch.query_scale}f", "EPS": f"{arch.norm_eps}f"}
     sizes = {"L": arch.num_layers, "D": arch.embed_dim, "F": arch.hidden_dim, "WINDOW": arch.sliding_window}
@@ -139,7 +139,7 @@ def main() -> None:
     arch, rng = architecture(size), np.random.default_rng(0)
     weights = jax.jit(init_weights, static_argnums=(1, 2))(jax.random.key(0), arch, jnp.bfloat16)
     prompts = left_pad([list(rng.integers(6, 1000, S - 7 * n)) for n in range(PROMPTS)], S, 0)
-    given, code = (weights, learnt_adapters(arch, 0, RANK), prompts), machine_code(size)
+    given, code = (weights, learnt_adapters(arch, 0, RANK), prompts), ptx(size)
 
     def by_kernels(weights, adapters, arch, prompt):
         cache, read = decoding.start(weights, adapters, arch, prompt, GROUP, SLOTS)
