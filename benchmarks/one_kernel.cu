@@ -6,8 +6,8 @@
 //
 // Sizes are macros: L layers, D width, F of the feed-forward block, H heads, K key/value heads, GROUP completions a prompt,
 // PROMPTS, S slots of a prompt, SLOTS of a completion, WINDOW, GLOBALS a bit for each layer, SCALE of queries, EPS of norms,
-// BLOCKS of the grid, SHARED_BYTES of a block, WIDEST inputs of a unit; and for each product _C, sixteens of columns that a unit takes, and DOWN_Z,
-// shares that the sum of "down" is cut into. one_kernel.py says how weights and caches are laid out.
+// BLOCKS of the grid, SHARED_BYTES of a block, WIDEST inputs of a unit; and for each product _C, sixteens of columns that a
+// unit takes, and DOWN_Z, shares that the sum of "down" is cut into. one_kernel.py says how weights and caches are laid out.
 
 typedef unsigned short bf16;
 typedef unsigned int u32;
