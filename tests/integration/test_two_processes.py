@@ -42,11 +42,17 @@ RUN = [
     "+reward.functions.odd=two_processes_reward.odd",
     "hydra.run.dir=run",
 ]
+# A process scores four completions of a step. The one that dies does so in the third, when the checkpoint of the second is
+# on disk, which is written while the run goes on.
 REWARD = """
-import os, signal
+import itertools, os, signal, time
+
+calls = itertools.count(1)
 
 def odd(prompt, completion, answer):
-    if os.environ.get("DIES") and os.path.exists("run/checkpoints/2"):
+    if os.environ.get("DIES") and next(calls) > 8:
+        while not os.path.exists("run/checkpoints/2"):
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     return float(sum(letter in "13579" for letter in completion))
 """

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine import ahead, executables
@@ -23,19 +24,23 @@ SAMPLING = Sampling(top_k=5, top_p=1.0, max_steps=4, num_generations=2, end_ids=
 LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 
 
+def settle(settings: dict) -> None:
+    """Has JAX's cache look at its settings, which it does only once, and forgets what is ready."""
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    ahead._ready.clear()
+
+
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
     """A cache folder of its own, on a device that is not the host, where JAX itself finds nothing."""
     monkeypatch.setattr(ahead, "serves", lambda: True)
-    names = ("jax_compilation_cache_dir", "jax_enable_compilation_cache")
-    before = {name: jax.config.values[name] for name in names}
-    for name, value in zip(names, (str(tmp_path), False), strict=True):
-        jax.config.update(name, value)
-    ahead._ready.clear()
+    settings = {"jax_compilation_cache_dir": str(tmp_path), "jax_enable_compilation_cache": False}
+    before = {name: jax.config.values[name] for name in settings}
+    settle(settings)
     yield tmp_path
-    for name, value in before.items():
-        jax.config.update(name, value)
-    ahead._ready.clear()
+    settle(before)
 
 
 @pytest.fixture
