@@ -120,7 +120,7 @@ def test_kill_in_the_middle_of_a_save(straight, tmp_path, moment):
     assert_same_run(tmp_path / "run", straight)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.parity)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_exits_cleanly(straight, tmp_path, number):
     process = start(tmp_path, *RUN, "hydra.run.dir=run")
     wait_for_step(tmp_path / "run", 3, process)

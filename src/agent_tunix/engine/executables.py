@@ -81,10 +81,13 @@ def make(path: Path | None, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
 
 def _save(path: Path, compiled: jax.stages.Compiled) -> None:
     """Keeps it in one stroke. Where that cannot be, a later start takes longer, and nothing else."""
-    with contextlib.suppress(OSError, ValueError, NotImplementedError):  # the last two: not of a kind that can be kept
+    half = path.with_suffix(f".{os.getpid()}")
+    try:
         payload, _, tree = serialize_executable.serialize(compiled)
         result = jax.tree.unflatten(tree, [0] * tree.num_leaves)  # the tree itself cannot be written
         path.parent.mkdir(parents=True, exist_ok=True)
-        half = path.with_suffix(f".{os.getpid()}")
         half.write_bytes(pickle.dumps((payload, result)))
         half.replace(path)
+    except Exception:  # a full disk, or a device whose executables cannot be written, which each says in its own way
+        with contextlib.suppress(OSError):
+            half.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -147,6 +148,19 @@ def test_a_cache_that_cannot_be_written_stops_nothing(sampled, cache):
     jax.config.update("jax_compilation_cache_dir", str(cache / "file" / "folder"))
     (cache / "file").write_text("in the way")
     assert ahead.run(sampled())[0].tokens_BC.shape[1] == SAMPLING.max_steps
+
+
+@pytest.mark.parametrize("fault", [jax.errors.JaxRuntimeError("UNIMPLEMENTED"), ValueError("of no kind"), OSError("full")])
+def test_what_cannot_be_kept_stops_nothing_and_leaves_nothing(fault, sampled, cache, monkeypatch):
+    def fail(*_: object) -> None:
+        raise fault
+
+    if isinstance(fault, OSError):
+        monkeypatch.setattr(Path, "replace", fail)
+    else:
+        monkeypatch.setattr(executables.serialize_executable, "serialize", fail)
+    assert ahead.run(sampled())[0].tokens_BC.shape[1] == SAMPLING.max_steps
+    assert not list(cache.iterdir())
 
 
 def test_what_jax_found_in_its_own_cache_is_not_kept(cache):
