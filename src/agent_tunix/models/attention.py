@@ -16,29 +16,37 @@ import jax.numpy as jnp
 
 from agent_tunix.models import kernels, mesh
 
+CUDNN_HEAD = 256  # the largest head that cuDNN takes; any is to be of eights
+
 Past = tuple[jax.Array, jax.Array, jax.Array]  # keys and values [rows, S, K, N], and positions [rows, S]
 
 
 def attend(q_BTHN: jax.Array, q_positions_BT: jax.Array, segments: Sequence[Past], window: jax.Array) -> jax.Array:
     """Of every token to all that it sees within the window: [B, T, H * N]."""
-    way = _by_cudnn if _cudnn_serves(q_BTHN, segments) else _by_scores
+    way = _by_cudnn if _cudnn_serves(q_BTHN) else _by_scores
     return way(q_BTHN, q_positions_BT, segments, window).reshape(*q_BTHN.shape[:2], -1)
 
 
-def _cudnn_serves(q_BTHN: jax.Array, segments: Sequence[Past]) -> bool:
-    """It wants even lengths, and knows no others."""
-    T, S = q_BTHN.shape[1], sum(keys.shape[1] for keys, _, _ in segments)
+def _cudnn_serves(q_BTHN: jax.Array) -> bool:
     if mesh.several_devices() or kernels.capability() != kernels.HOPPER or q_BTHN.dtype != jnp.bfloat16:
         return False
-    return T > 1 and T % 2 == 0 and S % 2 == 0
+    _, T, _, N = q_BTHN.shape
+    return T > 1 and N <= CUDNN_HEAD and N % 8 == 0
 
 
 def _by_cudnn(q_BTHN, q_positions_BT, segments, window) -> jax.Array:
-    B = len(q_BTHN)
+    """Lengths that are odd, which it does not take, are filled up by one token that no one sees."""
+    B, T = q_BTHN.shape[:2]
     rows = [tuple(jnp.repeat(x, B // len(x), axis=0) for x in segment) for segment in segments]
-    keys, values, positions_BS = (jnp.concatenate(parts, axis=1) for parts in zip(*rows, strict=True))
-    seen_B1TS = _seen(q_positions_BT, positions_BS, window)[:, None]
-    return jax.nn.dot_product_attention(q_BTHN, keys, values, mask=seen_B1TS, scale=1.0, implementation="cudnn")
+    keys, values, positions_BS = (_even(jnp.concatenate(parts, axis=1)) for parts in zip(*rows, strict=True))
+    seen_B1TS = _seen(_even(q_positions_BT), positions_BS, window)[:, None]
+    attention = jax.nn.dot_product_attention
+    return attention(_even(q_BTHN), keys, values, mask=seen_B1TS, scale=1.0, implementation="cudnn")[:, :T]
+
+
+def _even(x: jax.Array) -> jax.Array:
+    """Of an even length, its second axis; a token more is of position -1."""
+    return jnp.pad(x, [(0, 0), (0, x.shape[1] % 2), *[(0, 0)] * (x.ndim - 2)], constant_values=-1)
 
 
 def _by_scores(q_BTHN, q_positions_BT, segments, window) -> jax.Array:

@@ -185,15 +185,15 @@ def combine(parts_RZHN, logs_RZH, *, interpret):
     R, _, H, N = parts_RZHN.shape
     out = jax.ShapeDtypeStruct((R, H, N), parts_RZHN.dtype)
     specs = [_whole(parts_RZHN), _whole(logs_RZH)], _whole(out)
-    return call(partial(_combine_kernel), (R,), *specs, out, interpret=interpret)(parts_RZHN, logs_RZH).reshape(R, H * N)
+    return call(partial(_combine_kernel), (R, H), *specs, out, interpret=interpret)(parts_RZHN, logs_RZH).reshape(R, H * N)
 
 
 def _combine_kernel(parts_ref, logs_ref, out_ref):
-    row = pl.program_id(0)
-    logs = logs_ref[row, :, :]
-    weights = jnp.exp(logs - logs.max(axis=0)[None])
-    weights = weights / weights.sum(axis=0)[None]
-    out_ref[row, :, :] = (parts_ref[row, :, :, :].astype(FLOAT32) * weights[:, :, None]).sum(axis=0).astype(out_ref.dtype)
+    row, head = pl.program_id(0), pl.program_id(1)
+    logs = logs_ref[row, :, head]
+    weights = jnp.exp(logs - logs.max())
+    out = (parts_ref[row, :, head, :].astype(FLOAT32) * weights[:, None]).sum(axis=0) / weights.sum()
+    out_ref[row, head, :] = out.astype(out_ref.dtype)
 
 
 def _whole(x):

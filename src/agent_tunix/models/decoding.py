@@ -54,7 +54,9 @@ def _kernels_serve(weights: Weights, adapters: Adapters | None) -> bool:
         return False
     if isinstance(weights.layers.q_proj, Quantised):
         return False
-    rank = _filled_rank(adapters)
+    rank, head_dim = _filled_rank(adapters), weights.layers.q_norm.shape[-1]
+    if head_dim < LEAST_TILE or head_dim != kernels.power_of_two(head_dim):
+        return False
     return rank <= LARGEST_RANK and _fills_blocks(weights, rank)
 
 

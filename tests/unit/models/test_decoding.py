@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 
 from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
-from agent_tunix.models import attention_kernels, decoding, gemma3, lora
+from agent_tunix.models import attention_kernels, decoding, gemma3, kernels, lora
 from agent_tunix.models.lora import Adapters
 from agent_tunix.models.weights import init_weights
 from agent_tunix.types import Prompts
@@ -139,11 +139,25 @@ def test_an_adapter_that_rounding_would_swallow_is_kept(weights, members):
     assert np.abs(carried - want).max() < 0.02 * np.abs(want).max()
 
 
-@pytest.mark.parametrize(("size", "policies"), [("270m", 1), ("270m", 8), ("1b", 1), ("4b", 1), ("12b", 2), ("27b", 1)])
-def test_a_gpu_can_be_given_the_kernels(size, policies, lowered_for_gpu):
+@pytest.mark.parametrize(("width", "served"), [(32, True), (48, False), (8, False)])
+def test_kernels_are_given_heads_that_they_can_hold(width, served, monkeypatch, arch):
+    monkeypatch.setattr(kernels, "capability", lambda: kernels.HOPPER)
+    odd = dataclasses.replace(arch, head_dim=width, num_heads=8, num_kv_heads=4)
+    weights = jax.eval_shape(lambda: init_weights(jax.random.key(0), odd, jnp.bfloat16))
+    assert decoding._kernels_serve(weights, None) is served
+
+
+ODD_HEADS = ("model.architecture.num_heads=6", "model.architecture.num_kv_heads=2")
+
+
+@pytest.mark.parametrize(
+    ("size", "policies", "overrides"),
+    [(size, 1, ()) for size in ("270m", "1b", "4b", "27b")] + [("270m", 8, ()), ("12b", 2, ()), ("270m", 1, ODD_HEADS)],
+)
+def test_a_gpu_can_be_given_the_kernels(size, policies, overrides, lowered_for_gpu):
     """Of few layers."""
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        cfg = validate(compose("config", [f"model=gemma3_{size}"]), Config)
+        cfg = validate(compose("config", [f"model=gemma3_{size}", *overrides]), Config)
     arch = dataclasses.replace(setup.architecture(cfg.model), num_layers=6)
     prompts, shape = 2 * policies, jax.ShapeDtypeStruct
     weights = jax.eval_shape(lambda: init_weights(jax.random.key(0), arch, jnp.bfloat16))
