@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,14 +35,9 @@ class FusedLauncher(BasicLauncher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         hydra_context.config_loader = _Composer(hydra_context.config_loader)  # type: ignore[assignment]
         super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
-        import jax
+        from agent_tunix.engine import device
 
-        def start() -> None:
-            with contextlib.suppress(RuntimeError):  # is raised again, and answered for, where the device is used
-                jax.devices()
-
-        # A GPU starts while Hydra composes. Python ends only after this thread: a device is not left half started.
-        threading.Thread(target=start).start()
+        device.wake()  # while Hydra composes
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         task, self.task_function = self.task_function, lambda composed: None

@@ -7,10 +7,9 @@ a GPU or TPU has cores to spare for that. Where the device is the processor itse
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
-import threading
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +18,7 @@ from agent_tunix.engine import executables
 
 _under_way: dict[Hashable, concurrent.futures.Future] = {}
 _ready: dict[Hashable, jax.stages.Compiled] = {}
-_tracing = threading.Lock()  # threads share one Python: several that trace at once would all be late
+_tracer = concurrent.futures.ThreadPoolExecutor(1)  # threads share one Python: several that trace at once would all be late
 
 
 class Program(NamedTuple):
@@ -35,17 +34,19 @@ class Program(NamedTuple):
         kinds = tuple((getattr(leaf, "shape", ()), str(getattr(leaf, "dtype", type(leaf)))) for leaf in leaves)
         return self.function, structure, kinds, tuple(sorted(self.static.items(), key=lambda item: item[0]))
 
-    def compile(self, context: Callable[[], AbstractContextManager]) -> None:
-        """Makes it ready: as an earlier start kept it, or compiled within a context, and kept."""
-        signature = self.signature()
-        path = executables.place(self.function, repr(signature[1:]))
-        compiled = executables.load(path, self.arguments)
-        if compiled is None:
-            with context():
-                with _tracing:
-                    lowered = self.function.lower(*self.arguments, **self.static)
-                compiled = executables.make(path, lowered)
-        _ready[signature] = compiled
+    def kept(self) -> jax.stages.Compiled | None:
+        """As an earlier start kept it."""
+        return executables.load(self._place(), self.arguments)
+
+    def lower(self) -> jax.stages.Lowered:
+        return self.function.lower(*self.arguments, **self.static)
+
+    def compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        """Compiled, and kept for a later start."""
+        return executables.make(self._place(), lowered)
+
+    def _place(self) -> Path | None:
+        return executables.place(self.function, repr(self.signature()[1:]))
 
 
 def serves() -> bool:
@@ -53,12 +54,26 @@ def serves() -> bool:
 
 
 def begin(program: Program, context: Callable[[], AbstractContextManager]) -> None:
-    """Has the program made ready, within a context, by a thread of its own."""
-    if serves() and (signature := program.signature()) not in _under_way and signature not in _ready:
-        pool = concurrent.futures.ThreadPoolExecutor(1)
-        _under_way[signature] = soon = pool.submit(program.compile, context)
-        soon.add_done_callback(lambda _: _under_way.pop(signature, None))
-        pool.shutdown(wait=False)
+    """Has the program made ready by a thread of its own. Those that must be traced are, within a context, in their order."""
+    if not serves() or (signature := program.signature()) in _under_way or signature in _ready:
+        return
+
+    def kept_or_traced() -> jax.stages.Compiled | jax.stages.Lowered:
+        if found := kept.result():
+            return found
+        with context():
+            return program.lower()
+
+    def finish() -> None:
+        found = traced.result()
+        _ready[signature] = program.compile(found) if isinstance(found, jax.stages.Lowered) else found
+
+    own = concurrent.futures.ThreadPoolExecutor(1)
+    kept = own.submit(program.kept)
+    traced = _tracer.submit(kept_or_traced)
+    _under_way[signature] = soon = own.submit(finish)
+    soon.add_done_callback(lambda _: _under_way.pop(signature, None))
+    own.shutdown(wait=False)
 
 
 def run(program: Program) -> Any:
@@ -71,5 +86,5 @@ def run(program: Program) -> Any:
     if not executables.serve():  # arrays may lie elsewhere than foreseen, which JAX's own call sees to
         return program.function(*program.arguments, **program.static)
     if signature not in _ready:
-        program.compile(contextlib.nullcontext)
+        _ready[signature] = program.kept() or program.compile(program.lower())
     return _ready[signature](*program.arguments)

@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.mesh_shape import sizes_of
 from agent_tunix.config.schema import Config, ModelSection
+from agent_tunix.engine import device
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.rng import Purpose, step_key
 from agent_tunix.engine.rollout import Sampling
@@ -81,11 +82,12 @@ class Shelf:
 
 
 def start_device() -> None:
-    """Keeps compiled programs in the user's cache folder, so that only the first run of a kind compiles."""
+    """Starts it, and keeps compiled programs in the user's cache folder, so that only the first run of a kind compiles."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "agent-tunix" / "compiled"
     jax.config.update("jax_compilation_cache_dir", str(cache))
     # Small ones too: a start has dozens, each a tenth of a second to compile on a GPU and a hundredth to read.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    device.wake()
 
 
 def saved_config(folder: str, key: str) -> Config:

@@ -15,7 +15,6 @@ import re
 import shlex
 import time
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,13 +24,11 @@ from rich.console import Console
 
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config
-from agent_tunix.engine import compiler
 from agent_tunix.engine.guard import Interruption
 from agent_tunix.engine.metrics import Record
-from agent_tunix.engine.population import Foresight, alone, together
+from agent_tunix.engine.population import Foresight, Probe, alone, together
 from agent_tunix.errors import DivergenceError, UserError
-from agent_tunix.models import gemma3, lora
-from agent_tunix.models.mesh import on_mesh_of
+from agent_tunix.models.mesh import rows_to_come
 from agent_tunix.workflows import memory, setup
 from agent_tunix.workflows.diagnosis.remedies import value_text
 from agent_tunix.workflows.display import Bars
@@ -182,7 +179,10 @@ def _fused_size(r: Run, jobs: int, notice: Notice, fuse: Fuse) -> int:
         return 1
     programs = -(-jobs // members)
     size = -(-jobs // programs)
-    Foresight.answer([Foresight(foreseen(r))] * size)  # they are compiled while this is measured
+    if to_come := foreseen(r):  # all is compiled while this is measured
+        probe = (_probe(r, outline=True),)
+        for requests, count in ((probe, size), (probe, 1), (to_come, size)):
+            Foresight.answer([Foresight(requests)] * count)
     ratio = cost_of_many(r, size)
     measured = f"a decode step of {size} jobs at once takes {ratio:.1f} times that of one"
     if fuse == "auto" and ratio > WORTH * size:
@@ -201,27 +201,26 @@ def _most_that_fit(r: Run, wanted: int) -> int:
 
 def cost_of_many(r: Run, members: int) -> float:
     """How many times the work of one a decode step of several takes on this device: its rows through all layers."""
-    adapters = setup.new_trainable(r.cfg, r.model)
-    rows = r.cfg.training.prompts_per_step * r.cfg.grpo.num_generations
-
-    @partial(jax.jit, compiler_options=compiler.OPTIONS)
-    def layers(weights, members, tokens_B1):
-        positions_B1 = jnp.zeros_like(tokens_B1)
-        hidden_B1D, _ = gemma3.forward(weights, lora.stack(members), r.model.arch, tokens_B1, positions_B1)
-        return hidden_B1D
+    probe = _probe(r)
 
     def seconds(count: int) -> float:
-        given = (r.model.weights, [adapters] * count, jnp.ones((count * rows, 1), jnp.int32))
-        layers(*given).block_until_ready()
         times = []
-        for _ in range(PROBES):
+        for _ in range(1 + PROBES):
             started = time.perf_counter()
-            layers(*given).block_until_ready()
+            jax.block_until_ready(Probe.answer([probe] * count))
             times.append(time.perf_counter() - started)
         return min(times)
 
-    with on_mesh_of(r.model.weights):
-        return seconds(members) / seconds(1)
+    return seconds(members) / seconds(1)
+
+
+def _probe(r: Run, *, outline: bool = False) -> Probe:
+    """A token for every completion of a batch; of shapes alone, if it is only to be compiled."""
+    rows = r.cfg.training.prompts_per_step * r.cfg.grpo.num_generations
+    if outline:
+        trainable = setup.state_shapes(r.cfg, r.model).trainable
+        return Probe(r.model.shapes, trainable, rows_to_come((rows, 1), jnp.int32, r.model.mesh), r.model.arch)
+    return Probe(r.model.weights, setup.new_trainable(r.cfg, r.model), jnp.ones((rows, 1), jnp.int32), r.model.arch)
 
 
 def _unfinished(job: Job) -> bool:

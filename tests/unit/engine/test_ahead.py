@@ -80,6 +80,33 @@ def test_a_call_waits_for_its_own_program_and_for_no_other(compiled):
         time.sleep(0.01)
 
 
+def test_programs_are_traced_in_the_order_they_were_begun(compiled, monkeypatch):
+    """Of the first, it takes longest to know that no earlier start has kept it."""
+    traced, may_look = [], threading.Event()
+
+    def noting(name: int):
+        @jax.jit
+        def noted(x):
+            traced.append(name)
+            return x
+
+        return noted
+
+    def look(path, arguments) -> None:
+        if arguments[0].shape == (1,):
+            assert may_look.wait(60)
+
+    monkeypatch.setattr(ahead.executables, "load", look)
+    programs = [Program(noting(n), (shape(n),), {}) for n in (1, 2, 3)]
+    for program in programs:
+        ahead.begin(program, nullcontext)
+    assert not traced
+    may_look.set()
+    for n, program in enumerate(programs, start=1):
+        ahead.run(Program(program.function, (jnp.ones(n),), {}))
+    assert traced == [1, 2, 3]
+
+
 def test_a_fault_comes_up_in_the_call(compiled):
     @jax.jit
     def faulty(x):

@@ -1,0 +1,33 @@
+"""How a sweep finds out whether its jobs are to be one program."""
+
+from __future__ import annotations
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from agent_tunix.config.load import config_folder, validate
+from agent_tunix.config.schema import Config
+from agent_tunix.engine import ahead
+from agent_tunix.workflows import setup, sweep
+from agent_tunix.workflows.train import prepare
+
+
+@pytest.fixture
+def run():
+    overrides = ["+experiment=quick_test", "training.micro_batch_size=2", "grpo.num_generations=2"]
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        cfg = validate(compose("config", overrides), Config)
+    return prepare(cfg, setup.Shelf(), lambda text: None)
+
+
+def test_what_is_measured_was_begun_before_all_else_that_is_foreseen(run, monkeypatch):
+    begun, ran = [], []
+    monkeypatch.setattr(ahead, "begin", lambda program, context: begun.append(program.signature()))
+    run_program = ahead.run
+    monkeypatch.setattr(ahead, "run", lambda program: ran.append(program.signature()) or run_program(program))
+    said: list[str] = []
+    assert sweep._fused_size(run, 3, said.append, "always") == 3
+    assert len(set(ran)) == 2, "a step of all jobs, and of one"
+    assert begun[:2] == list(dict.fromkeys(ran))
+    assert len(begun) > 2
+    assert said[0].startswith("3 jobs run as one program: a decode step of 3 jobs at once takes ")
