@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from agent_tunix.algorithm.loss import LossStats
@@ -181,7 +182,7 @@ class Probe(DeviceRequest):
 
     weights: Weights
     trainable: Trainable
-    tokens_B1: jax.Array
+    tokens_B1: np.ndarray
     arch: Architecture
 
     @staticmethod

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from rich.console import Console
 
 from agent_tunix.config.load import read_config, validate
@@ -28,7 +28,6 @@ from agent_tunix.engine.guard import Interruption
 from agent_tunix.engine.metrics import Record
 from agent_tunix.engine.population import Foresight, Probe, alone, together
 from agent_tunix.errors import DivergenceError, UserError
-from agent_tunix.models.mesh import rows_to_come
 from agent_tunix.workflows import memory, setup
 from agent_tunix.workflows.diagnosis.remedies import value_text
 from agent_tunix.workflows.display import Bars
@@ -216,11 +215,11 @@ def cost_of_many(r: Run, members: int) -> float:
 
 def _probe(r: Run, *, outline: bool = False) -> Probe:
     """A token for every completion of a batch; of shapes alone, if it is only to be compiled."""
-    rows = r.cfg.training.prompts_per_step * r.cfg.grpo.num_generations
+    tokens_B1 = np.ones((r.cfg.training.prompts_per_step * r.cfg.grpo.num_generations, 1), np.int32)
     if outline:
-        trainable = setup.state_shapes(r.cfg, r.model).trainable
-        return Probe(r.model.shapes, trainable, rows_to_come((rows, 1), jnp.int32, r.model.mesh), r.model.arch)
-    return Probe(r.model.weights, setup.new_trainable(r.cfg, r.model), jnp.ones((rows, 1), jnp.int32), r.model.arch)
+        return Probe(r.model.shapes, setup.state_shapes(r.cfg, r.model).trainable, tokens_B1, r.model.arch)
+    trainable = setup.new_trainable(r.cfg, r.model)  # before weights are read: of many programs, its own is soon compiled
+    return Probe(r.model.weights, trainable, tokens_B1, r.model.arch)
 
 
 def _unfinished(job: Job) -> bool:
