@@ -163,3 +163,18 @@ def test_a_finished_run_stays_as_it_is(straight):
     output = finish(start(straight.parent, "training.resume=run"))
     assert "completed" in output
     assert (straight / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (f"training.num_batches={BATCHES - 1}", f"has trained on {BATCHES} batches"),
+        (f"grpo.num_iterations={ITERATIONS + 1}", f"has made {STEPS} updates from {BATCHES} batches"),
+    ],
+)
+def test_a_run_is_neither_made_shorter_nor_counted_anew(straight, command, change, said):
+    before = {name: (straight / name).read_text() for name in ("config.yaml", "summary.json")}
+    outcome = command("train", f"training.resume={straight}", change)
+    assert outcome.code == 2
+    assert said in outcome.err
+    assert {name: (straight / name).read_text() for name in before} == before

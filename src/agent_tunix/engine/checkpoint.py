@@ -6,6 +6,7 @@ at any moment leaves the last good one.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import errno
@@ -58,6 +59,7 @@ class Checkpoints:
         step = steps[-1] if step is None else step
         if step not in steps:
             raise UserError(f"step={step}: there is no such checkpoint; there are {', '.join(map(str, steps))}.")
+        self._check_shapes(like, step)
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), progress=ocp.args.JsonRestore())
         try:
@@ -67,6 +69,19 @@ class Checkpoints:
                 raise
             raise self._unreadable(step, fault) from fault
         return restored.state, Progress.from_json(restored.progress)
+
+    def _check_shapes(self, like: TrainState, step: int) -> None:
+        """Refuses arrays of other shapes before any is read: orbax stops at the first, and its other readers cry out."""
+        try:
+            with ocp.StandardCheckpointer() as reader:
+                saved = reader.metadata(self._manager.directory / str(step) / "state").item_metadata.tree
+        except Exception:  # what cannot be looked into cannot be read either, which says why
+            return
+        there, wanted = (collections.Counter(leaf.shape for leaf in jax.tree.leaves(tree)) for tree in (saved, like))
+        for shape in there | wanted:
+            if there[shape] != wanted[shape]:
+                counts = f"{there[shape]} arrays of shape {shape} in it, {wanted[shape]} in the run that is to go on"
+                raise self._unreadable(step, ValueError(counts))
 
     def _unreadable(self, step: int, fault: Exception) -> UserError:
         with contextlib.suppress(Exception):  # what was being read is given up, and says nothing of its own

@@ -24,7 +24,7 @@ from agent_tunix.engine.metrics import Clock, Record, RunFolder, cost_record, re
 from agent_tunix.engine.population import Conversation, Foresight, alone
 from agent_tunix.engine.rng import Purpose
 from agent_tunix.engine.update import evaluation_trainable
-from agent_tunix.errors import DivergenceError
+from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.tasks.datasets import Stream
 from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.types import TrainState
@@ -109,7 +109,7 @@ def training(
     _ = r.model.weights  # are read now: a fault of theirs comes before anything is written
     processes.make_shared(path)
     checkpoints = Checkpoints(path / "checkpoints", r.cfg.training.max_checkpoints_to_keep)
-    state, progress = checkpoints.restore(fresh) if checkpoints.steps() else (fresh, Progress())
+    state, progress = _restored(r, path, checkpoints, fresh)
     folder = run_folder(path, int(state.step))
     if processes.first():
         replace_text(path / "config.yaml", config_text(r.cfg))
@@ -139,6 +139,25 @@ def training(
             report_on(path, display.notice)
         display.end(status)
     return Outcome(summary, before, after)
+
+
+def _restored(r: Run, path: Path, checkpoints: Checkpoints, fresh: TrainState) -> tuple[TrainState, Progress]:
+    """Where the run goes on, or begins; refuses a configuration in which it could not have come there."""
+    if not checkpoints.steps():
+        return fresh, Progress()
+    state, progress = checkpoints.restore(fresh)
+    made, planned = progress.position, r.plan.total_batches
+    if made > planned:
+        raise UserError(
+            f"{path} has trained on {made} batches, and this configuration ends after {planned}.\n"
+            "A run cannot be made shorter; evaluate and export take an earlier checkpoint by step=<n>."
+        )
+    if int(state.step) != made * r.plan.iterations:
+        raise UserError(
+            f"{path} has made {int(state.step)} updates from {made} batches, and this configuration has {r.plan.iterations} "
+            "for each.\nSchedules count updates, so grpo.num_iterations must be what the run was started with."
+        )
+    return state, progress
 
 
 def train_loop(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Conversation[tuple[TrainState, Progress]]:
