@@ -14,9 +14,13 @@ class UserError(Exception):
 
 
 class DivergenceError(UserError):
-    """Numbers got out of hand and were kept from the weights."""
+    """Numbers got out of hand and were kept from the weights; `fault` says which, without what to do about it."""
 
     exit_code = 3
+
+    def __init__(self, message: str, fault: str = "") -> None:
+        super().__init__(message)
+        self.fault = fault
 
 
 class StoppedError(UserError):

@@ -68,6 +68,11 @@ def test_a_nan_reward_stops_with_the_functions_name_and_the_last_checkpoint_is_k
     assert outcome.code == 3
     assert "reward function 'mine' returned nan" in outcome.err
     assert summary(tmp_path)["status"] == "diverged"
+    assert "learning rate" not in outcome.err, "no rate has to do with it"
+    [advice] = summary(tmp_path)["advice"]
+    assert advice.endswith("training.on_divergence=ignore")
+    assert advice in outcome.err
+    assert advice.split()[-1] in command("doctor", "run").out
     assert steps_written(tmp_path) == [1, 2, 3]
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("[0-9]*")) == ["2"]
 

@@ -17,6 +17,7 @@ from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.tasks import answers
 from agent_tunix.tasks.prompts import ANSWER, REASONING
 
+NO_NUMBER = "the reward function"  # how a fault begins that no learning rate has caused
 RewardFunction = Callable[[str, str, str], float]
 
 
@@ -69,12 +70,11 @@ class Scorer:
             raise UserError(
                 f"The reward function '{name}' raised {type(fault).__name__}: {fault}\n"
                 f"on the completion {completion!r} (answer {truth!r}).\n"
-                f"Mend the function, or leave it out with '~reward.functions.{name}'."
+                f"Mend the function, or train without reward.functions.{name}."
             ) from fault
         if not math.isfinite(value):
             raise DivergenceError(
-                f"The reward function '{name}' returned {value}\non the completion {completion!r} (answer {truth!r}).\n"
-                "A reward must be a finite number."
+                f"{NO_NUMBER} '{name}' returned {value} on the completion {completion!r} (answer {truth!r})"
             )
         return value
 

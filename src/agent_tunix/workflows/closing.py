@@ -9,13 +9,14 @@ from pathlib import Path
 from agent_tunix.config.guidance import warnings
 from agent_tunix.engine.guard import Progress
 from agent_tunix.engine.metrics import Record, RunFolder, read_records
+from agent_tunix.tasks.rewards import NO_NUMBER
 from agent_tunix.workflows.diagnosis.remedies import join, less, own_overrides, value_text
 from agent_tunix.workflows.display import shell_command
 from agent_tunix.workflows.gather import Run
 
 
-def summarise(r: Run, folder: RunFolder, rollbacks: Sequence[Record], status: str) -> Record:
-    """Writes summary.json, and returns it."""
+def summarise(r: Run, folder: RunFolder, rollbacks: Sequence[Record], status: str, fault: str = "") -> Record:
+    """Writes summary.json, and returns it; `fault` is what has made a run diverge."""
     evals = validations(folder)
     steps = max((record["step"] for record in read_records(folder.path / "metrics.jsonl")), default=0)
     summary: Record = {
@@ -32,9 +33,10 @@ def summarise(r: Run, folder: RunFolder, rollbacks: Sequence[Record], status: st
             "warmup_steps": r.plan.warmup_steps,
             "total_steps": r.plan.total_steps,
         },
+        "fault": fault or None,
         "rollbacks": list(rollbacks),
         "warnings": warnings(r.cfg, len(r.task.train)),
-        "advice": _advice(r, status, folder.path),
+        "advice": _advice(r, status, fault, folder.path),
     }
     folder.summary(summary)
     return summary
@@ -45,9 +47,11 @@ def validations(folder: RunFolder) -> list[Record]:
     return [record for record in read_records(folder.path / "evals.jsonl") if record["split"] == "validation"]
 
 
-def _advice(r: Run, status: str, path: Path) -> list[str]:
+def _advice(r: Run, status: str, fault: str, path: Path) -> list[str]:
     """The commands to try next."""
     cfg, train = r.cfg, shell_command("train")
+    if fault.startswith(NO_NUMBER):
+        return [_again(r, "training.on_divergence", "ignore")]
     if status == "diverged":
         return [_again(r, "optimizer.learning_rate", cfg.optimizer.learning_rate / 10)]
     if status != "completed":
@@ -67,9 +71,12 @@ def remedy(r: Run, saved: Path | None, step: int, fault: str, progress: Progress
     """What to say of a run that diverged, with the folder of its checkpoints if it has any."""
     tried = f" after {len(progress.rollbacks)} rollbacks" if progress.rollbacks else ""
     kept = f" The last good checkpoint is kept in {saved}." if saved else ""
+    happened = f"The run diverged at step {step}{tried}: {fault}.\nThe update did not reach the weights.{kept}\n"
+    if fault.startswith(NO_NUMBER):
+        again = _again(r, "training.on_divergence", "ignore")
+        return f"{happened}Mend the function: a reward must be a finite number. To drop such batches instead:\n  {again}"
     return (
-        f"The run diverged at step {step}{tried}: {fault}.\n"
-        f"The update did not reach the weights.{kept}\n"
+        f"{happened}"
         "Most often the learning rate is too high. Try, in this order:\n"
         f"  {_again(r, 'optimizer.learning_rate', r.cfg.optimizer.learning_rate / 10)}\n"
         f"  {_again(r, 'optimizer.max_grad_norm', min(0.01, r.cfg.optimizer.max_grad_norm / 10))}\n"

@@ -115,7 +115,7 @@ def training(
         replace_text(path / "config.yaml", config_text(r.cfg))
     display.begin(int(state.step))
     desk = Desk(folder, checkpoints, display, interruption, pause, list(progress.rollbacks), set())
-    status, after = "failed", []
+    status, fault, after = "failed", "", []
     try:
         before = yield from evaluate_policy(r, fresh, desk)
         state, progress = yield from train_loop(r, state, progress, desk)
@@ -125,14 +125,14 @@ def training(
             after = yield from evaluate_policy(r, state, desk)
         checkpoints.settle()
         status = "completed" if completed else "paused" if paused else "interrupted"
-    except DivergenceError:
-        status = "diverged"
+    except DivergenceError as diverged:
+        status, fault = "diverged", diverged.fault
         raise
     except (GeneratorExit, KeyboardInterrupt):  # another run of the sweep could not go on; a person could not wait
         status = "interrupted"
         raise
     finally:
-        summary = summarise(r, folder, desk.rollbacks, status)
+        summary = summarise(r, folder, desk.rollbacks, status, fault)
         checkpoints.close()
         folder.close()
         if processes.first():
@@ -213,7 +213,7 @@ def recover(r: Run, state: TrainState, progress: Progress, fault: str, desk: Des
         return state, progress.advanced()
     if mode == "stop" or len(progress.rollbacks) >= MAX_ROLLBACKS:
         kept = desk.folder.path / "checkpoints" if desk.checkpoints.steps() else None
-        raise DivergenceError(remedy(r, kept, step, fault, progress))
+        raise DivergenceError(remedy(r, kept, step, fault, progress), fault)
     restored, saved = desk.checkpoints.restore(state)
     desk.folder.rewind(int(restored.step))
     progress = progress.rolled_back(saved, step, fault)

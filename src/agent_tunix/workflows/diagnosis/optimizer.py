@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from agent_tunix.tasks.rewards import NO_NUMBER
 from agent_tunix.workflows.diagnosis.finding import Finding, Severity, unless
 from agent_tunix.workflows.diagnosis.records import RunRecords, late, trend
 from agent_tunix.workflows.diagnosis.remedies import lower_rate, raised_rate, rerun, scaled_rate
@@ -57,11 +58,20 @@ def diverging(run: RunRecords) -> Finding | None:
         signs.append(f"loss rose from {loss[0]:.3g} to {min(loss[-3:]):.3g}")
     if not signs:
         return None
-    mended = run.completed and learnt(run)
+    severity = Severity.MILD if run.completed and learnt(run) else Severity.GRAVE
+    if (faults := _faults(run)) and all(fault.startswith(NO_NUMBER) for fault in faults):
+        evidence = f"{'; '.join(signs)}: {faults[-1]}; a reward must be a finite number, so mend the function"
+        return Finding("diverging", severity, evidence, rerun(run, {"training.on_divergence": "ignore"}))
     clipping = {"optimizer.max_grad_norm": 0.01} if run.number("optimizer.max_grad_norm", 1.0) > 0.01 else {}
     evidence = "; ".join(signs) + ": the learning rate is too high"
-    severity = Severity.MILD if mended else Severity.GRAVE
     return Finding("diverging", severity, evidence, rerun(run, {**lower_rate(run), **clipping}))
+
+
+def _faults(run: RunRecords) -> list[str]:
+    """What the guard gave as its reasons, the last one last; runs of older versions did not write down all."""
+    rollbacks = run.summary.get("rollbacks")
+    events = [event for event in rollbacks if isinstance(event, dict)] if isinstance(rollbacks, list) else []
+    return [str(fault) for fault in (*(event.get("reason") for event in events), run.summary.get("fault")) if fault]
 
 
 def collapsed(run: RunRecords) -> Finding | None:

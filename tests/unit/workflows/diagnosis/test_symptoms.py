@@ -11,6 +11,7 @@ from made_up_runs import FLAT_REWARD, changed, run_of
 
 from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
+from agent_tunix.tasks.rewards import NO_NUMBER
 from agent_tunix.workflows.diagnosis import grpo
 from agent_tunix.workflows.diagnosis.examination import EXPLAINS, diagnose, early_warnings, examine
 from agent_tunix.workflows.diagnosis.finding import Severity
@@ -64,6 +65,22 @@ def test_every_remedy_is_a_command_that_is_accepted_and_changes_something(illnes
         with initialize_config_dir(str(config_folder()), version_base="1.3"):
             composed = compose("config", [f"+experiment{overrides[0]}", *(f"++{o}" for o in overrides[1:])])
         assert validate(composed, Config).model_dump() != config
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        {"status": "diverged", "fault": f"{NO_NUMBER} 'mine' returned nan"},
+        {"status": "completed", "rollbacks": [{"step": 8, "reason": f"{NO_NUMBER} 'mine' returned nan"}]},
+    ],
+)
+def test_a_reward_that_is_no_number_is_not_laid_to_the_rate(config, summary):
+    finding = diagnose(run_of(config, accuracies=(0.4, 0.4), summary=summary))[0]
+    assert finding.illness == "diverging"
+    assert "'mine' returned nan" in finding.evidence
+    assert "rate" not in finding.evidence + finding.remedy
+    mixed = {**summary, "fault": "the loss is nan", "status": "diverged"}
+    assert "learning rate is too high" in diagnose(run_of(config, accuracies=(0.4, 0.4), summary=mixed))[0].evidence
 
 
 def test_a_healthy_run_has_no_findings(config):
