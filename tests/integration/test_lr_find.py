@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,6 +49,16 @@ def test_a_ramp_without_a_signal_says_so_and_what_to_try(command, tmp_path):
     assert len(found["rates"]) == 6, "one of each batch"
     advice = json.loads((tmp_path / "out" / "summary.json").read_text())["advice"]
     assert advice[0].endswith("lr_find.num_steps=24")
+
+
+@pytest.mark.parametrize(("interrupted", "steps"), [(True, 40), (False, 60)])
+def test_a_ramp_without_a_suggestion_is_advised_as_long_as_it_can_be_or_once_more(interrupted, steps):
+    """The data holds 60 updates, and the ramp was to make 40; an interrupted one has not shown them too few."""
+    cfg = SimpleNamespace(training=SimpleNamespace(prompts_per_step=2))
+    plan = SimpleNamespace(total_steps=40, iterations=1)
+    r = SimpleNamespace(task=SimpleNamespace(train=[None] * 120), cfg=cfg, plan=plan, overrides=["lr_find.num_steps=40"])
+    [advice] = lr_find._advice({"suggested": None}, r, interrupted)
+    assert advice.endswith(f"lr-find lr_find.num_steps={steps}")
 
 
 @pytest.mark.parametrize(

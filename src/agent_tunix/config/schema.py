@@ -30,7 +30,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 class ArchitectureSection(Section):
     vocab_size: Positive = Field(description="Tokens in the vocabulary.")
-    num_layers: Positive = Field(description="Transformer layers.")
+    num_layers: Annotated[int, Field(ge=1, le=1000)] = Field(description="Transformer layers.")
     embed_dim: Positive = Field(description="Width of the residual stream.")
     num_heads: Positive = Field(description="Query heads.")
     num_kv_heads: Positive = Field(description="Key and value heads, each shared by num_heads / num_kv_heads query heads.")

@@ -11,6 +11,7 @@ from agent_tunix.config.schema import Config, Positive, Section, Share
 
 TIME = re.compile(r"\d+(\.\d+)?[smh]")
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+MOST_RATES = 9  # which reach four decades either way
 Rate = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -30,7 +31,7 @@ class TuneSection(Section):
     budget: int | str = Field(description="What the search may take: a time, as 30m or 2h, or a number of updates in all.")
     seeds: Annotated[int, Field(ge=1, le=10)] = Field(description="Seeds that the finalists are trained with.")
     finalists: Positive = Field(description="Settings, at most, that are trained with several seeds.")
-    rates: Annotated[int, Field(ge=2, le=9)] = Field(description="Coarse learning rates, ten times apart.")
+    rates: Annotated[int, Field(ge=2, le=MOST_RATES)] = Field(description="Coarse learning rates, ten times apart.")
     warmup_ratios: list[Share] = Field(description="Values of optimizer.warmup_ratio to try beside the run's own.")
     weight_decays: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
         description="Values of optimizer.weight_decay to try beside the run's own."

@@ -17,7 +17,6 @@ from agent_tunix.tasks.prompts import ANSWER, REASONING
 _FORMAT = re.compile(
     rf"\s*{REASONING[0]}(?P<reasoning>.+?){REASONING[1]}\s*{ANSWER[0]}(?P<answer>.+?){ANSWER[1]}\s*", re.DOTALL
 )
-_TAGGED = re.compile(rf"{ANSWER[0]}(.+?){ANSWER[1]}", re.DOTALL)
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _MIXED = re.compile(r"(?<=[0-9])(?=\\[dt]?frac)")
@@ -36,8 +35,9 @@ def well_formed(completion: str) -> bool:
 
 def tagged_answer(completion: str) -> str | None:
     """The text of the first answer block, whatever stands around it."""
-    match = _TAGGED.search(completion)
-    return match.group(1).strip() if match else None
+    _, _, block = completion.partition(ANSWER[0])
+    end = block.find(ANSWER[1], 1)  # one that holds nothing is none
+    return block[:end].strip() if end > 0 else None
 
 
 def first_number(text: str) -> float | None:

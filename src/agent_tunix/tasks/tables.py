@@ -11,6 +11,7 @@ import dataclasses
 import gzip
 import io
 import json
+import math
 import random
 import re
 import zlib
@@ -90,6 +91,8 @@ def _row(raw: Any, fmt: RowFormat) -> Row:
             raise ValueError(f"no field '{field}'; the row has {', '.join(map(str, raw)) or 'no fields'}")
         if isinstance(raw[field], list | dict | bytes):
             raise ValueError(f"the field '{field}' holds no text or number but a {type(raw[field]).__name__}")
+        if isinstance(raw[field], float) and not math.isfinite(raw[field]):
+            raise ValueError(f"the field '{field}' holds {raw[field]}, which is no number")
     question, text = str(raw[fmt.question_field]).strip(), str(raw[fmt.answer_field]).strip()
     try:
         (question + text).encode()

@@ -57,7 +57,7 @@ def run(cfg: LrFindConfig, path: Path, console: Console, overrides: Sequence[str
             bars.notice(f"The ramp ends here. {str(fault).splitlines()[0]}")
     shutil.rmtree(path / "checkpoints", ignore_errors=True)
     found = _reading(path, r, whole)
-    advice = _advice(found, r)
+    advice = _advice(found, r, interruption.requested)
     _write(path, found, advice, interruption.requested)
     report_on(path, bars.notice)
     _show(path, found, advice, console)
@@ -138,11 +138,12 @@ def _reading(path: Path, r: Run, whole: Run) -> Record:
     return {"rates": rates, "reward": rewards, "kl": kls, **dataclasses.asdict(found)}
 
 
-def _advice(found: Record, r: Run) -> list[str]:
-    """The commands to try next."""
+def _advice(found: Record, r: Run, interrupted: bool) -> list[str]:
+    """The commands to try next; a ramp cannot be longer than an epoch of the data."""
     if found["suggested"] is None:
-        longer = f"lr_find.num_steps={2 * r.plan.total_steps}"
-        return [join([*less(r.overrides, "lr_find.num_steps"), longer], "lr-find")]
+        most = len(r.task.train) // r.cfg.training.prompts_per_step * r.plan.iterations
+        steps = r.plan.total_steps if interrupted else min(2 * r.plan.total_steps, most)
+        return [join([*less(r.overrides, "lr_find.num_steps"), f"lr_find.num_steps={steps}"], "lr-find")]
     own = less(r.overrides, "lr_find.")
     low, high = found["range"]
     grid = ",".join(f"{rate:.2g}" for rate in dict.fromkeys((low, found["suggested"], high)))

@@ -105,6 +105,7 @@ def test_all_faults_are_reported_together(faults):
         ("model.mesh_shape", [[1, 2], ["tp", "fsdp"]], "must be [[f,t],[fsdp,tp]]"),
         ("model.mesh_shape", [[1, 3], ["fsdp", "tp"]], "tp=3 does not divide num_heads=4 and hidden_dim=256"),
         ("model.mesh_shape", [[3, 1], ["fsdp", "tp"]], "fsdp=3 does not divide training.micro_batch_size=16"),
+        ("model.architecture.num_layers", 10**9, "must be less than or equal to 1000"),
         ("model.lora_rank", -1, "must be greater than or equal to 0"),
         ("model.base_dtype", "int4", "model.base_dtype=int4: must be 'int8' or 'nf4'"),
         ("data.source", "web", "'table'"),

@@ -140,6 +140,8 @@ BAD_ROWS = [
     (b'{"question": "\xff", "answer": "a"}', "utf-8"),
     (r'{"question": "half of \ud83d", "answer": "a"}', "not text"),
     ('{"question": [{"role": "user", "content": "q"}], "answer": "a"}', "'question' holds no text or number but a list"),
+    ('{"question": "q", "answer": NaN}', "'answer' holds nan, which is no number"),
+    ('{"question": "q", "answer": -1e999}', "'answer' holds -inf, which is no number"),
     ('{"question": "q", "answer": {"value": 5}}', "'answer' holds no text or number but a dict"),
     ("[" * 100_000, "not JSON"),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from omegaconf import OmegaConf
 
+from agent_tunix.config.tuning import MOST_RATES
 from agent_tunix.engine.metrics import replace_text
 from agent_tunix.workflows.diagnosis.remedies import join, less, value_text
 from agent_tunix.workflows.plan import Plan
@@ -81,7 +82,9 @@ def at_the_edge(s: Session, settings: Settings) -> str:
     if min(tried) < settings[RATE] < max(tried):
         return ""
     grid = f"{min(tried):g} to {max(tried):g}"
-    return f"The rate is at the edge of what was tried, {grid}: tune.rates={s.cfg.tune.rates + 2} looks further."
+    more = s.cfg.tune.rates + 2
+    further = f": tune.rates={more} looks further" if more <= MOST_RATES else ""
+    return f"The rate is at the edge of what was tried, {grid}{further}."
 
 
 def _shorter(s: Session, plan: Plan) -> str:

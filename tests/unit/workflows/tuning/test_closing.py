@@ -11,10 +11,10 @@ from agent_tunix.workflows.tuning.stages import RATE
 COARSE = [1e-6, 1e-5]
 
 
-def session(rates: list[float]) -> Any:
+def session(rates: list[float], coarse: int = len(COARSE)) -> Any:
     """What of a search says how far it has looked."""
     trials = [SimpleNamespace(settings={RATE: rate}) for rate in rates]
-    return SimpleNamespace(trials=trials, cfg=SimpleNamespace(tune=SimpleNamespace(rates=len(COARSE))))
+    return SimpleNamespace(trials=trials, cfg=SimpleNamespace(tune=SimpleNamespace(rates=coarse)))
 
 
 @pytest.mark.parametrize("best", [1e-6, 3e-5])
@@ -22,6 +22,11 @@ def test_a_best_rate_beyond_which_none_was_tried_is_at_the_edge(best):
     said = at_the_edge(session([*COARSE, 3e-6, 3e-5]), {RATE: best})
     assert "1e-06 to 3e-05" in said
     assert "tune.rates=4" in said
+
+
+def test_more_rates_than_a_search_takes_are_not_advised():
+    assert at_the_edge(session(COARSE, coarse=7), {RATE: 1e-5}).endswith(": tune.rates=9 looks further.")
+    assert at_the_edge(session(COARSE, coarse=8), {RATE: 1e-5}).endswith("what was tried, 1e-06 to 1e-05.")
 
 
 def test_a_best_coarse_rate_beyond_which_a_fine_one_was_tried_is_not():
