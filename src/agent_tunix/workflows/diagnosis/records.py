@@ -10,6 +10,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,16 @@ class RunRecords:
 
     def series(self, key: str) -> list[Point]:
         """The finite values of a metric by step: one an update, or one a batch for what is measured once a batch."""
+        if key not in self._series:
+            self._series[key] = self._read_series(key)
+        return self._series[key]
+
+    @cached_property
+    def _series(self) -> dict[str, list[Point]]:
+        """Those that were asked for; many questions are asked of each."""
+        return {}
+
+    def _read_series(self, key: str) -> list[Point]:
         iterations = max(1, int(self.number("grpo.num_iterations", 1))) if key.startswith(PER_BATCH) else 1
         measured = [r for r in self.metrics if finite(r.get("step")) and finite(r.get(key))]
         return [(int(r["step"]), float(r[key])) for r in measured[::iterations]]

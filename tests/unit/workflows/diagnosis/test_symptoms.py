@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 
@@ -186,3 +187,9 @@ def test_noise_is_not_taken_for_change(config):
 )
 def test_reversals(values, turns):
     assert reversals(values, 1.0) == turns
+
+
+def test_a_series_is_read_once_and_not_kept_for_other_records(config):
+    run = run_of(config, steps=3)
+    assert run.series("kl") is run.series("kl")
+    assert dataclasses.replace(run, metrics=run.metrics[:1]).series("kl") == run.series("kl")[:1]
