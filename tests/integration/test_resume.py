@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from agent_tunix.engine.metrics import read_records
+from agent_tunix.engine.metrics import claimed, read_records
 
 REPOSITORY = Path(__file__).parents[2]
 BATCHES, ITERATIONS, SAVE_EVERY = 6, 2, 4
@@ -163,6 +163,15 @@ def test_a_finished_run_stays_as_it_is(straight):
     output = finish(start(straight.parent, "training.resume=run"))
     assert "completed" in output
     assert (straight / "metrics.jsonl").read_text() == before
+
+
+def test_a_run_that_another_process_writes_is_not_gone_on_with(straight, command):
+    before = (straight / "summary.json").read_text()
+    with claimed(straight):
+        outcome = command("train", f"training.resume={straight}", "training.num_epochs=2")
+    assert outcome.code == 2
+    assert "is being written by another process" in outcome.err
+    assert (straight / "summary.json").read_text() == before
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
 import resource
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from agent_tunix.engine import processes
 from agent_tunix.engine.batch import Scored
 from agent_tunix.engine.curves import CurveFile
 from agent_tunix.engine.update import UpdateStats
+from agent_tunix.errors import UserError
 from agent_tunix.tasks.datasets import Example
 
 Record = dict[str, Any]
@@ -91,6 +93,29 @@ class NoFolder(RunFolder):
 def run_folder(path: Path, resumed_at: int | None = None) -> RunFolder:
     """The folder of a run, written by the first of its processes alone."""
     return RunFolder(path, resumed_at) if processes.first() else NoFolder(path)
+
+
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Keeps the folder of a run to this process; refuses one that another is writing to. A kill gives it free."""
+    descriptor = processes.agreed(lambda: _claim(path) if processes.first() else None)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _claim(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as fault:
+        os.close(descriptor)
+        raise UserError(f"{path} is being written by another process; let it end, or choose another folder.") from fault
+    except OSError:  # a disk that knows no locks, as some shared ones do not
+        pass
+    return descriptor
 
 
 def replace_text(path: Path, text: str) -> None:

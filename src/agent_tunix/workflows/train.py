@@ -20,7 +20,16 @@ from agent_tunix.config.schema import Config
 from agent_tunix.engine import processes
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.guard import MAX_ROLLBACKS, Interruption, Progress, fault_of
-from agent_tunix.engine.metrics import Clock, Record, RunFolder, cost_record, replace_text, run_folder, update_record
+from agent_tunix.engine.metrics import (
+    Clock,
+    Record,
+    RunFolder,
+    claimed,
+    cost_record,
+    replace_text,
+    run_folder,
+    update_record,
+)
 from agent_tunix.engine.population import Conversation, Foresight, alone
 from agent_tunix.engine.rng import Purpose
 from agent_tunix.engine.update import evaluation_trainable
@@ -108,6 +117,14 @@ def training(
     fresh = setup.new_state(r.cfg, r.model)
     _ = r.model.weights  # are read now: a fault of theirs comes before anything is written
     processes.make_shared(path)
+    with claimed(path):
+        return (yield from _in_folder(r, fresh, path, display, interruption, pause))
+
+
+def _in_folder(
+    r: Run, fresh: TrainState, path: Path, display: Display, interruption: Interruption, pause: Pause
+) -> Conversation[Outcome]:
+    """The same, from the fresh state on, in a folder that no other process writes to."""
     checkpoints = Checkpoints(path / "checkpoints", r.cfg.training.max_checkpoints_to_keep)
     state, progress = _restored(r, path, checkpoints, fresh)
     folder = run_folder(path, int(state.step))

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 from pathlib import Path
 
 import pytest
 from test_curves import events_in
 
-from agent_tunix.engine.metrics import RunFolder, peak_memory_gb, read_records
+from agent_tunix.engine.metrics import RunFolder, claimed, peak_memory_gb, read_records
+from agent_tunix.errors import UserError
 
 
 def test_records_come_back_as_they_were_written(tmp_path):
@@ -29,6 +32,20 @@ def curves_in(folder: Path) -> dict[str, tuple[int, float]]:
     """The last point of every curve, in the order in which the files were begun."""
     events = (event for path in sorted(folder.iterdir()) for event in events_in(path))
     return {value.tag: (event.step, value.simple_value) for event in events for value in event.summary.value}
+
+
+def test_a_folder_is_claimed_by_one_at_a_time(tmp_path, monkeypatch):
+    with claimed(tmp_path), pytest.raises(UserError, match="is being written by another process"), claimed(tmp_path):
+        pytest.fail("two have it")
+    with claimed(tmp_path):
+        assert list(tmp_path.iterdir()) == []
+
+    def unknown(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    with claimed(tmp_path), claimed(tmp_path):
+        pass
 
 
 def test_a_file_that_is_not_there_has_no_records(tmp_path):
