@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from agent_tunix.config.load import read_config, validate
@@ -125,11 +127,9 @@ def test_mistakes_are_explained_and_leave_nothing_behind(command, trained, tmp_p
 
 
 def test_a_failed_export_leaves_no_folder(trained, monkeypatch):
-    def fail(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(export, "save_file", fail)
     cfg = ExportConfig(run=str(trained), step=None, format="peft", output=None, dtype="float32")
-    with pytest.raises(export.UserError, match="No space left"):
-        export.run(cfg, export.Console(quiet=True))
-    assert not any((trained / "exports").iterdir())
+    for fault in (OSError(28, "No space left on device"), SafetensorError("I/O error: No space left on device")):
+        monkeypatch.setattr(export, "save_file", Mock(side_effect=fault))
+        with pytest.raises(export.UserError, match="No space left"):
+            export.run(cfg, export.Console(quiet=True))
+        assert not any((trained / "exports").iterdir())

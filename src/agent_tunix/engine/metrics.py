@@ -119,10 +119,15 @@ def _claim(path: Path) -> int:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a file in one stroke: a kill leaves the old one or the new one."""
+    """Writes a file in one stroke: a kill leaves the old one or the new one, a fault the old one and its name."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as fault:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise OSError(fault.errno, fault.strerror, str(path)) from fault
 
 
 def read_records(path: Path) -> list[Record]:

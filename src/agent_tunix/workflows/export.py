@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from agent_tunix.config.schema import Config, ExportConfig
@@ -66,7 +67,7 @@ def _appearing_whole(output: Path) -> Iterator[Path]:
         temporary.mkdir(parents=True)
         yield temporary
         temporary.rename(output)
-    except OSError as fault:
+    except (OSError, SafetensorError) as fault:  # which is how safetensors says that a disk is full
         raise UserError(f"{output} could not be written: {fault}") from fault
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_curves import events_in
 
-from agent_tunix.engine.metrics import RunFolder, claimed, peak_memory_gb, read_records
+from agent_tunix.engine.metrics import RunFolder, claimed, peak_memory_gb, read_records, replace_text
 from agent_tunix.errors import UserError
 
 
@@ -46,6 +46,14 @@ def test_a_folder_is_claimed_by_one_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", unknown)
     with claimed(tmp_path), claimed(tmp_path):
         pass
+
+
+def test_a_text_that_cannot_be_written_leaves_nothing_and_is_named(tmp_path):
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(IsADirectoryError) as fault:
+        replace_text(tmp_path / "report.html", "text")
+    assert fault.value.filename == str(tmp_path / "report.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
 def test_a_file_that_is_not_there_has_no_records(tmp_path):
