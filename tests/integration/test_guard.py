@@ -52,12 +52,12 @@ def finite_weights(tmp_path: Path) -> bool:
 
 
 def test_an_absurd_rate_stops_with_the_remedy_of_the_reference(command, tmp_path):
-    outcome = command("train", *RUN, *ABSURD)
+    outcome = command("train", *RUN, *ABSURD, "scheduler.lr_min=0.5")
     assert outcome.code == 3
     assert "diverged at step" in outcome.err
     assert "Ill (diverging" in (tmp_path / "run" / "report.html").read_text()
     assert "train model=gemma3_tiny training.num_batches=6" in outcome.err, "the command to try is that of this run"
-    assert "optimizer.learning_rate=0.1" in outcome.err
+    assert "optimizer.learning_rate=0.1 scheduler.lr_min=0.01" in outcome.err, "a rate below lr_min would be refused"
     assert "optimizer.max_grad_norm=0.01" in outcome.err
     assert "Traceback" not in outcome.err
     assert summary(tmp_path)["status"] == "diverged"

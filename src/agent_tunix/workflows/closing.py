@@ -85,8 +85,12 @@ def remedy(r: Run, saved: Path | None, step: int, fault: str, progress: Progress
 
 
 def _again(r: Run, key: str, value: float | str) -> str:
-    """The command of a run with another value."""
-    return join([*less(_overrides(r), key), f"{key}={value if isinstance(value, str) else f'{value:g}'}"])
+    """The command of a run with another value; a rate below lr_min would be refused, so that goes down with it."""
+    changes, lr_min = {key: value}, r.cfg.scheduler.lr_min
+    if key == "optimizer.learning_rate" and isinstance(value, float) and lr_min is not None and value < lr_min:
+        changes["scheduler.lr_min"] = value / 10
+    given = (f"{k}={v if isinstance(v, str) else f'{v:g}'}" for k, v in changes.items())
+    return join([*less(_overrides(r), *changes), *given])
 
 
 def _overrides(r: Run) -> list[str]:

@@ -58,9 +58,13 @@ def _some_signal(run: RunRecords) -> str:
         return rerun(run, {}, without="reward.weights")
     if run.number("generation.temperature", 1.0) < 0.5 or _few_tokens(run):
         return rerun(run, {"generation.temperature": 1.0, "generation.top_k": None, "generation.top_p": 1.0})
-    if (success(run) or 0.0) > 0.02:
+    if (success(run) or 0.0) > 0.02 or not _has_worked_answers(run):
         return rerun(run, {"grpo.num_generations": int(2 * run.number("grpo.num_generations", 4))})
     return rerun(run, {"training.method": "supervised"})  # never right: it must first be shown how
+
+
+def _has_worked_answers(run: RunRecords) -> bool:
+    return run.setting("data.source") == "arithmetic" or run.setting("data.answer_pattern") is not None
 
 
 def _few_tokens(run: RunRecords) -> bool:

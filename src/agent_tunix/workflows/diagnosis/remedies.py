@@ -33,7 +33,7 @@ NOT_TEXT = ("null", "true", "false", "nan", "inf")
 
 def rerun(run: RunRecords, changes: Mapping[str, Any], without: str = "\0") -> str:
     """The run's command with some values changed, and without its overrides that begin with `without`."""
-    changed = {key: value_text(value) for key, value in _possible(run, changes).items()}
+    changed = {key: value_text(value) for key, value in possible(run, changes).items()}
     kept = [o for o in less(run.overrides, without) if _key(o) not in changed]
     return join([*kept, *(f"{key}={value}" for key, value in changed.items())])
 
@@ -70,11 +70,16 @@ def rounded(value: float) -> float:
     return float(f"{value:.2g}")
 
 
-def _possible(run: RunRecords, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A peak below lr_min is refused, so lr_min goes down with it."""
+def possible(run: RunRecords, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A peak below lr_min is refused, so lr_min goes down with it; a ratio of warm-up counts where no number is given."""
     rate, lr_min = changes.get("optimizer.learning_rate"), run.number("scheduler.lr_min", 0.0)
-    lowered = {"scheduler.lr_min": rounded(rate / 10)} if isinstance(rate, float) and rate < lr_min else {}
-    return {**changes, **lowered}
+    followed: dict[str, Any] = {"scheduler.lr_min": rounded(rate / 10)} if isinstance(rate, float) and rate < lr_min else {}
+    if (warmup := changes.get("optimizer.warmup_ratio")) is not None:
+        if run.setting("scheduler.warmup_steps") is not None:
+            followed["scheduler.warmup_steps"] = None
+        if run.number("scheduler.decay_ratio", 0.0) > 1 - warmup:
+            followed["scheduler.decay_ratio"] = rounded(1 - warmup)
+    return {**changes, **followed}
 
 
 def value_text(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from agent_tunix.workflows.diagnosis.examination import Report, examine
 from agent_tunix.workflows.diagnosis.finding import Finding, Severity
 from agent_tunix.workflows.diagnosis.records import Accuracy, RunRecords, difference
-from agent_tunix.workflows.diagnosis.remedies import join, leaves, rounded, value_text
+from agent_tunix.workflows.diagnosis.remedies import join, leaves, less, possible, rounded, value_text
 
 RATE = "optimizer.learning_rate"
 FLAT = {"not learning", "slow convergence", "updates that do not survive"}
@@ -54,9 +54,8 @@ def examine_sweep(runs: Mapping[str, RunRecords]) -> SweepReport:
     ends = {name: end for name, run in runs.items() if (end := end_of(run))}
     best = max(ends, key=lambda name: ends[name].share, default=None)
     tied = [name for name in ends if best and name != best and difference(ends[name], ends[best]).z < 2]
-    return SweepReport(
-        jobs, best, tied, _over_all(jobs, best, tied, next(iter(runs.values())).overrides, ends[best].n if best else 0)
-    )
+    leader = runs[best] if best else next(iter(runs.values()))
+    return SweepReport(jobs, best, tied, _over_all(jobs, best, tied, leader, ends[best].n if best else 0))
 
 
 def end_of(run: RunRecords) -> Accuracy | None:
@@ -73,16 +72,19 @@ def _varied(runs: Sequence[RunRecords]) -> list[str]:
 
 
 def _over_all(
-    jobs: Sequence[Job], best: str | None, tied: Sequence[str], overrides: Sequence[str], problems: int
+    jobs: Sequence[Job], best: str | None, tied: Sequence[str], leader: RunRecords, problems: int
 ) -> list[Finding]:
-    """What only the whole grid of learning rates shows."""
+    """What only the whole grid of learning rates shows; the next sweep has all else from the best run."""
     rates = sorted({float(rate) for job in jobs if isinstance(rate := job.settings.get(RATE), int | float)})
     if len(rates) < 2:
         return []
-    kept = [override for override in overrides if not override.startswith(f"{RATE}=")]
 
-    def sweep(grid: Sequence[float]) -> str:
-        return join(["--multirun", *kept, f"{RATE}={','.join(f'{min(1.0, rounded(rate)):g}' for rate in grid)}"])
+    def sweep(grid: Sequence[float], evaluated_on: int | None = None) -> str:
+        changes = possible(leader, {RATE: rounded(min(grid))})
+        changes[RATE] = ",".join(f"{min(1.0, rounded(rate)):g}" for rate in grid)
+        if evaluated_on:
+            changes["evaluation.num_examples"] = evaluated_on
+        return join(["--multirun", *less(leader.overrides, *changes), *(f"{k}={v}" for k, v in reversed(changes.items()))])
 
     low, high = rates[0], rates[-1]
     if all(job.illnesses & FLAT for job in jobs):
@@ -93,8 +95,7 @@ def _over_all(
         return [Finding("all rates too high", Severity.GRAVE, evidence, sweep([low / 30, low / 10, low / 3]))]
     if best and len(tied) == len(jobs) - 1:
         evidence = f"from {low:g} to {high:g} all jobs end within noise of each other, on {problems} problems"
-        kept = [override for override in kept if not override.startswith("evaluation.num_examples=")]
-        remedy = f"{sweep(rates)} evaluation.num_examples={4 * problems}"
+        remedy = sweep(rates, evaluated_on=4 * problems)
         return [Finding("no difference within noise", Severity.MILD, evidence, remedy)]
     chosen = next((job for job in jobs if job.name == best), None)
     rate = chosen.settings.get(RATE) if chosen else None

@@ -34,6 +34,21 @@ def test_a_sweep_is_judged_as_a_whole(config, jobs, best, illness, grid):
     assert "--multirun" in report.findings[0].remedy
 
 
+def test_the_next_sweep_is_one_of_the_best_job_and_is_accepted(config):
+    """Job 1 is the best, by its weight decay too; a rate below lr_min would be refused."""
+    jobs = [(1e-6, 0.5, 0.1, 0.0), (1e-7, 0.95, 0.1, 0.05)]
+    runs = {
+        str(name): run_of(
+            changed(config, optimizer__learning_rate=rate, optimizer__weight_decay=decay), accuracies=(0.4, end), kl=kl
+        )
+        for name, (rate, end, kl, decay) in enumerate(jobs)
+    }
+    (finding,) = examine_sweep(runs).findings
+    assert finding.remedy.endswith(
+        "optimizer.weight_decay=0.05 scheduler.lr_min=1e-09 optimizer.learning_rate=1e-08,3.3e-08,1e-07"
+    )
+
+
 def test_a_best_rate_at_the_edge_that_ties_with_one_inside_is_said_to_be_there(config):
     report = examine_sweep(sweep_of(config, [(1e-6, 0.55, 0.1), (1e-5, 0.94, 0.1), (3e-5, 0.95, 0.1)]))
     (finding,) = report.findings

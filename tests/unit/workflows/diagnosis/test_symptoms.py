@@ -84,6 +84,22 @@ def test_a_reward_that_is_no_number_is_not_laid_to_the_rate(config, summary):
     assert "learning rate is too high" in diagnose(run_of(config, accuracies=(0.4, 0.4), summary=mixed))[0].evidence
 
 
+def test_a_warm_up_that_is_advised_is_the_one_that_counts(config):
+    swings = ILL["oscillating"]
+    given = diagnose(run_of(changed(config, scheduler__warmup_steps=1), **swings))[0]
+    assert "scheduler.warmup_steps=null" in given.remedy
+    assert "scheduler.warmup_steps=1" not in given.remedy
+    wsd = changed(config, scheduler__scheduler_name="wsd", scheduler__decay_ratio=0.9)
+    assert "scheduler.decay_ratio=0.8" in diagnose(run_of(wsd, **swings))[0].remedy
+
+
+def test_only_data_with_worked_answers_is_to_be_learnt_from_them(config):
+    never_right = {"accuracies": (0.0, 0.0), "groups__zero_variance": 1.0, "reward__mean": 0.0, "reward__answer": 0.0}
+    assert "training.method=supervised" in diagnose(run_of(config, **never_right))[0].remedy
+    bare = changed(config, data__source="table", data__path="rows.jsonl", data__answer_pattern=None)
+    assert "grpo.num_generations=16" in diagnose(run_of(bare, **never_right))[0].remedy
+
+
 def test_a_healthy_run_has_no_findings(config):
     report = examine(run_of(config))
     assert (report.verdict, report.findings) == ("healthy", [])
