@@ -118,6 +118,9 @@ def _open(place: str, subset: str | None, name: str) -> tuple[str, Numbered] | N
         return (str(path), _read(path)) if name == "train" else None
     if path.is_dir():
         files = [file for file in sorted(path.iterdir()) if file.name.split(".")[0] == name and _reader(file)]
+        if len(files) > 1:
+            named = ", ".join(file.name for file in files)
+            raise UserError(f"data.path={place}: its {name} split could be any of {named}; leave one of them there.")
         return (str(files[0]), _read(files[0])) if files else None
     if not REPOSITORY.fullmatch(place) or _reader(path):
         raise UserError(f"data.path={place}: there is no such file or folder.")

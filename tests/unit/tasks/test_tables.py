@@ -64,6 +64,14 @@ def test_a_folder_has_a_file_for_training_and_one_for_the_test(tmp_path, suffix)
     assert read_rows(str(tmp_path), None, "test", 0.5, PLAIN)[0][0].answer == "ü"
 
 
+def test_a_folder_with_two_files_for_one_split_is_refused(tmp_path):
+    """One of them would be read, and the other not, without a word."""
+    for name in ("train.csv", "train.jsonl"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(UserError, match=r"its train split could be any of train\.csv, train\.jsonl"):
+        read_rows(str(tmp_path), None, "train", 0.9, PLAIN)
+
+
 def test_parquet(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow comes with the extra `datasets`")
     import pyarrow
