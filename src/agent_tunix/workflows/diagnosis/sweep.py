@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from agent_tunix.workflows.diagnosis.examination import Report, examine
@@ -71,21 +72,23 @@ def _varied(runs: Sequence[RunRecords]) -> list[str]:
     return [key for key in keys if len({repr(table.get(key)) for table in tables}) > 1]
 
 
+def _next_sweep(leader: RunRecords, grid: Sequence[float], evaluated_on: int | None = None) -> str:
+    """The command of a sweep over these rates, which has all else from one run."""
+    changes = possible(leader, {RATE: rounded(min(grid))})
+    changes[RATE] = ",".join(f"{min(1.0, rounded(rate)):g}" for rate in grid)
+    if evaluated_on:
+        changes["evaluation.num_examples"] = evaluated_on
+    return join(["--multirun", *less(leader.overrides, *changes), *(f"{k}={v}" for k, v in reversed(changes.items()))])
+
+
 def _over_all(
     jobs: Sequence[Job], best: str | None, tied: Sequence[str], leader: RunRecords, problems: int
 ) -> list[Finding]:
-    """What only the whole grid of learning rates shows; the next sweep has all else from the best run."""
+    """What only the whole grid of learning rates shows."""
     rates = sorted({float(rate) for job in jobs if isinstance(rate := job.settings.get(RATE), int | float)})
     if len(rates) < 2:
         return []
-
-    def sweep(grid: Sequence[float], evaluated_on: int | None = None) -> str:
-        changes = possible(leader, {RATE: rounded(min(grid))})
-        changes[RATE] = ",".join(f"{min(1.0, rounded(rate)):g}" for rate in grid)
-        if evaluated_on:
-            changes["evaluation.num_examples"] = evaluated_on
-        return join(["--multirun", *less(leader.overrides, *changes), *(f"{k}={v}" for k, v in reversed(changes.items()))])
-
+    sweep = partial(_next_sweep, leader)
     low, high = rates[0], rates[-1]
     if all(job.illnesses & FLAT for job in jobs):
         evidence = f"no job from {low:g} to {high:g} learns as it should"
