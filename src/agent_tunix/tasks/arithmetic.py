@@ -63,10 +63,12 @@ def split_of(a: int, b: int) -> str:
 def generate(count: int, seed: int, split: str) -> list[Problem]:
     """`count` different problems of a split ("train", "validation", "test"), the same for the same seed."""
     pairs = [(a, b) for a in range(1, LARGEST + 1) for b in range(1, a + 1) if split_of(a, b) == split]
-    available = [Problem(*words, *pair) for pair in pairs for words in itertools.product(TEMPLATES, NAMES, THINGS)]
-    if count > len(available):
+    words = list(itertools.product(TEMPLATES, NAMES, THINGS))
+    available = len(pairs) * len(words)
+    if count > available:
         raise UserError(
-            f"{count} problems of arithmetic are asked for, and the {split} split has {len(available)}: "
+            f"{count} problems of arithmetic are asked for, and the {split} split has {available}: "
             f"lower {'data' if split == 'train' else 'evaluation'}.num_examples."
         )
-    return random.Random(f"{split}-{seed}").sample(available, count)
+    drawn = random.Random(f"{split}-{seed}").sample(range(available), count)
+    return [Problem(*words[i % len(words)], *pairs[i // len(words)]) for i in drawn]
