@@ -14,7 +14,7 @@ from agent_tunix.errors import UserError
 from agent_tunix.workflows.diagnosis.examination import Report, examine
 from agent_tunix.workflows.diagnosis.finding import Finding
 from agent_tunix.workflows.diagnosis.records import RunRecords, read_run
-from agent_tunix.workflows.diagnosis.remedies import own_overrides
+from agent_tunix.workflows.diagnosis.remedies import OwnOverrides
 from agent_tunix.workflows.diagnosis.sweep import SweepReport, examine_sweep
 from agent_tunix.workflows.sweep_folder import job_folders
 
@@ -64,7 +64,7 @@ def is_ramp(folder: Path) -> bool:
 def read(folder: Path) -> RunRecords:
     """A run's records, with the overrides that lead to its configuration again."""
     run = read_run(folder)
-    return dataclasses.replace(run, overrides=own_overrides(run.config))
+    return dataclasses.replace(run, overrides=OwnOverrides(run.config))
 
 
 def as_json(folder: Path, report: Report | SweepReport) -> dict[str, Any]:

@@ -113,6 +113,23 @@ def own_overrides(config: Mapping[str, Any]) -> list[str]:
         return []
 
 
+class OwnOverrides(Sequence[str]):
+    """The same, sought only when asked for: a run that nothing is said of need not wait for it."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+
+    @functools.cached_property
+    def _found(self) -> list[str]:
+        return own_overrides(self._config)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._found[index]
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
 def _set_otherwise(experiment: Path, wanted: Mapping[str, Any]) -> int:
     """How many values an experiment's own file sets that are not those wanted."""
     return sum(wanted.get(key) != value for key, value in _set_by(experiment).items())

@@ -12,7 +12,9 @@ from made_up_runs import FLAT_REWARD, changed, run_of
 from omegaconf import OmegaConf
 
 from agent_tunix.config.load import config_folder
+from agent_tunix.workflows import doctor
 from agent_tunix.workflows.diagnosis import optimizer, remedies
+from agent_tunix.workflows.diagnosis.examination import examine
 from agent_tunix.workflows.diagnosis.records import RunRecords
 from agent_tunix.workflows.diagnosis.remedies import own_overrides, rerun, scaled_rate, value_text
 
@@ -46,6 +48,16 @@ def test_a_text_comes_back_as_it_was(text, config):
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         composed = compose("config", [f"++data.system_prompt={value_text(text)}"])
     assert composed.data.system_prompt == text
+
+
+def test_overrides_are_not_sought_for_a_run_that_nothing_is_said_of(config, tmp_path, monkeypatch, write_run):
+    sought = []
+    monkeypatch.setattr(remedies, "own_overrides", lambda config: sought.append(config) or ["+experiment=quick_test"])
+    run = doctor.read(write_run(tmp_path / "run"))
+    assert examine(run).verdict == "healthy"
+    assert sought == []
+    assert rerun(run, {"seed": 7}).endswith(" +experiment=quick_test seed=7")
+    assert (list(run.overrides), len(sought)) == (["+experiment=quick_test"], 1)
 
 
 def test_overrides_are_found_inside_a_job_of_hydra_too(config):
