@@ -38,10 +38,11 @@ setup.start_device()
 @pytest.fixture(autouse=True, scope="module")
 def quick_compilation(request: pytest.FixtureRequest) -> None:
     """Programs are hardly optimized, but where a module says LONG_RUNS: there fast ones are worth their time."""
-    hurry = not getattr(request.module, "LONG_RUNS", False)
+    hurry, hurried = not getattr(request.module, "LONG_RUNS", False), jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", hurry)
-    if not hurry:
-        jax.clear_caches()  # the slow ones of other modules would be found and used
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(hurry))  # for the processes that tests start
+    if hurried != hurry:
+        jax.clear_caches()  # those of the other kind would be found and used
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,6 +51,7 @@ UNUSED = {"adafactor": {"betas[0]"}, "lion": {"eps"}, "sgd": {"betas[1]", "eps"}
 SCHEDULE_KEYS = {"warmup_steps": "3", "total_steps": "30", "lr_min": "5e-3", "decay_ratio": "0.8", "num_cycles": "2"}
 
 
+@cache
 def configured(*overrides: str) -> Config:
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         plain = [f"++{o}" if "." in o.split("=")[0] else o for o in (*RUN, *overrides)]
@@ -182,7 +183,8 @@ def table(path: Path) -> None:
 
 def test_every_other_key_is_read_by_a_workflow(command, reads, tmp_path):
     table(tmp_path / "rows.jsonl")
-    small = ["model=gemma3_tiny", "training.num_batches=2", "evaluation.num_examples=8"]
+    small = ["model=gemma3_tiny", "training.num_batches=2", "training.micro_batch_size=2", "evaluation.num_examples=8"]
+    small += ["evaluation.sampled=false"]
     rows = ["data=jsonl", "data.path=rows.jsonl", "data.question_field=q", "data.answer_field=a", "data.system_prompt=''"]
     for arguments in (
         ["train", *small, "hydra.run.dir=first"],
@@ -190,7 +192,7 @@ def test_every_other_key_is_read_by_a_workflow(command, reads, tmp_path):
         ["evaluate", "run=first", "evaluation.num_examples=8"],
         ["export", "run=first", "format=merged"],
         ["lr-find", *small, "lr_find.num_steps=12"],
-        ["tune", *small, "tune.budget=60", "tune.rates=2", "tune.warmup_ratios=[]", "tune.weight_decays=[]", "tune.seeds=2"],
+        ["tune", *small, "tune.budget=16", "tune.rates=2", "tune.warmup_ratios=[]", "tune.weight_decays=[]", "tune.seeds=2"],
     ):
         outcome = command(*arguments)
         assert outcome.code == 0, outcome.err

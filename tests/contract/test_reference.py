@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+LONG_RUNS = True  # none is long, but all together are
 REPOSITORY = Path(__file__).parents[2]
 REFERENCE = (REPOSITORY / "docs" / "configuration" / "optimizer.rst").read_text()
-SMALL = ["model=gemma3_tiny", "training.num_batches=2", "evaluation.num_examples=16"]
+SMALL = [  # of one shape whatever the command says, so that all share their programs
+    *("model=gemma3_tiny", "training.num_batches=2", "training.micro_batch_size=2", "grpo.num_generations=4"),
+    *("data.num_examples=64", "evaluation.num_examples=8", "evaluation.sampled=false"),
+]
 
 
 def commands(text: str) -> list[list[str]]:

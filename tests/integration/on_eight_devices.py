@@ -226,6 +226,7 @@ def test_policies_that_share_a_program_share_a_mesh(alone):
 
 RUN = [
     "model=gemma3_tiny",
+    "data.num_examples=64",
     "scheduler.total_steps=4",
     "grpo.num_iterations=2",
     "optimizer.learning_rate=3e-5",

@@ -18,6 +18,7 @@ from agent_tunix.workflows import setup
 
 SMALL = [
     "model=gemma3_tiny",
+    "data.num_examples=64",
     "evaluation.num_examples=16",
     "evaluation.sampled=false",
     "generation.max_generation_steps=16",

@@ -9,7 +9,7 @@ import pytest
 
 from agent_tunix.engine.metrics import read_records
 
-SMALL = ["model=gemma3_tiny", "evaluation.num_examples=64", "optimizer.learning_rate=1e-5"]
+SMALL = ["model=gemma3_tiny", "evaluation.num_examples=64", "evaluation.sampled=false", "optimizer.learning_rate=1e-5"]
 
 
 def evals(tmp_path, run: str) -> list[dict]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -13,11 +15,22 @@ from agent_tunix.workflows import setup
 from agent_tunix.workflows.evaluate import grade
 
 SMALL = ["evaluation.num_examples=16"]
+TRAIN = ["model=gemma3_tiny", "data.num_examples=64", "training.micro_batch_size=2", "evaluation.sampled=false"]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    return tmp_path_factory.mktemp("kept") / "run"
 
 
 @pytest.fixture
-def trained(command):
-    assert command("train", "model=gemma3_tiny", "training.num_batches=2", *SMALL, "hydra.run.dir=run").code == 0
+def trained(command, kept):
+    """A run in the working directory, trained for the first test that asks for it and copied for the others."""
+    if not kept.exists():
+        assert command("train", *TRAIN, "training.num_batches=2", *SMALL, "hydra.run.dir=run").code == 0
+        shutil.copytree("run", kept)
+    else:
+        shutil.copytree(kept, "run")
     return "run"
 
 
@@ -84,7 +97,7 @@ def test_a_folder_that_is_no_run_is_refused(command, folder):
 def test_a_schedule_free_run_is_evaluated_at_its_average(command, tmp_path):
     """x = (y - (1 - beta1) z) / beta1, where y is what is trained and z takes the steps."""
     free = ["optimizer=schedule_free_adamw", "optimizer.learning_rate=1e-5", "training.num_batches=4"]
-    assert command("train", "model=gemma3_tiny", *free, *SMALL, "hydra.run.dir=run").code == 0
+    assert command("train", *TRAIN, *free, *SMALL, "hydra.run.dir=run").code == 0
     cfg = setup.saved_config("run", "run")
     model = setup.load_model(cfg)
     learnt, step = setup.load_trained("run", cfg, model)

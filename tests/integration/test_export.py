@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from unittest.mock import Mock
 
 import jax
@@ -30,13 +31,25 @@ STRONG = [
     "training.max_kl=1000.0",
     "optimizer.warmup_ratio=0",
     "optimizer.max_grad_norm=10",
+    "data.num_examples=64",
     "evaluation.num_examples=16",
+    "evaluation.sampled=false",
 ]
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    return tmp_path_factory.mktemp("kept") / "run"
+
+
 @pytest.fixture
-def trained(command, tmp_path):
-    assert command(*TRAIN, *STRONG).code == 0
+def trained(command, kept, tmp_path):
+    """A run in the working directory, trained for the first test that asks for it and copied for the others."""
+    if not kept.exists():
+        assert command(*TRAIN, *STRONG).code == 0
+        shutil.copytree("run", kept)
+    else:
+        shutil.copytree(kept, "run")
     return tmp_path / "run"
 
 

@@ -13,12 +13,16 @@ from agent_tunix.engine.metrics import read_records
 
 RUN = [
     "model=gemma3_tiny",
+    "data.num_examples=64",
+    "training.micro_batch_size=2",
     "training.num_batches=6",
     "training.save_interval_steps=2",
-    "evaluation.num_examples=16",
+    "evaluation.num_examples=8",
+    "evaluation.sampled=false",
     "hydra.run.dir=run",
 ]
 ABSURD = ["optimizer.learning_rate=1", "optimizer.warmup_ratio=0.0"]
+OVERFLOW = ["model.lora_alpha=1e38", "grpo.beta=0.0"]  # a scale near the largest float32 makes the gradient overflow
 
 
 def summary(tmp_path: Path) -> dict:
@@ -31,11 +35,11 @@ def steps_written(tmp_path: Path) -> list[int]:
 
 @pytest.fixture
 def nan_reward(tmp_path, monkeypatch):
-    """A reward function that gives NaN for the first prompt of the fourth batch of four."""
+    """A reward function that gives NaN for the first prompt of the fourth batch of two."""
     (tmp_path / "nan_reward.py").write_text(
         "seen = {}\n"
         "def mine(prompt, completion, answer):\n"
-        "    return float('nan') if seen.setdefault(prompt, len(seen)) == 12 else 0.0\n"
+        "    return float('nan') if seen.setdefault(prompt, len(seen)) == 6 else 0.0\n"
     )
     monkeypatch.delitem(sys.modules, "nan_reward", raising=False)
     return ["+reward.functions.mine=nan_reward.mine"]
@@ -56,7 +60,8 @@ def test_an_absurd_rate_stops_with_the_remedy_of_the_reference(command, tmp_path
     assert outcome.code == 3
     assert "diverged at step" in outcome.err
     assert "Ill (diverging" in (tmp_path / "run" / "report.html").read_text()
-    assert "train model=gemma3_tiny training.num_batches=6" in outcome.err, "the command to try is that of this run"
+    own = " ".join(RUN[:4])
+    assert f"train {own}" in outcome.err, "the command to try is that of this run"
     assert "optimizer.learning_rate=0.1 scheduler.lr_min=0.01" in outcome.err, "a rate below lr_min would be refused"
     assert "optimizer.max_grad_norm=0.01" in outcome.err
     assert "Traceback" not in outcome.err
@@ -91,7 +96,7 @@ def test_rollback_goes_on_without_the_batch_at_a_tenth_of_the_rate(command, tmp_
 
 
 def test_rollback_gives_up_after_three(command, tmp_path):
-    outcome = command("train", *RUN, *ABSURD, "model.lora_alpha=1e6", "training.on_divergence=rollback")
+    outcome = command("train", *RUN, *OVERFLOW, "training.on_divergence=rollback")
     assert outcome.code == 3
     assert "after 3 rollbacks" in outcome.err
     report = summary(tmp_path)
@@ -114,8 +119,7 @@ def test_an_exploding_kl_counts_as_divergence(command, tmp_path):
 
 
 def test_an_overflowing_gradient_does_not_reach_the_weights(command, tmp_path):
-    """An adapter scale near the largest float32 makes the gradient overflow."""
-    outcome = command("train", *RUN, "model.lora_alpha=1e38", "grpo.beta=0.0", "training.on_divergence=ignore")
+    outcome = command("train", *RUN, *OVERFLOW, "training.on_divergence=ignore")
     assert outcome.code == 0, outcome.err
     assert "the norm of the gradient is" in outcome.out or "the loss is" in outcome.out
     assert finite_weights(tmp_path)

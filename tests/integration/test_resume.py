@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import jax
@@ -22,12 +21,14 @@ BATCHES, ITERATIONS, SAVE_EVERY = 6, 2, 4
 STEPS = BATCHES * ITERATIONS
 RUN = [
     "model=gemma3_tiny",
+    "data.num_examples=64",
+    "training.micro_batch_size=2",
     f"training.num_batches={BATCHES}",
     f"grpo.num_iterations={ITERATIONS}",
     f"training.save_interval_steps={SAVE_EVERY}",
     "training.eval_every_n_steps=4",
     "training.num_epochs=1",
-    "evaluation.num_examples=16",
+    "evaluation.num_examples=8",
     "evaluation.sampled=false",
     "optimizer.learning_rate=1e-5",
     "model.lora_module_path='(q|down)_proj'",  # fewer adapters are compiled faster, in every process
@@ -48,10 +49,18 @@ def finish(process: subprocess.Popen[str]) -> str:
     return output
 
 
-def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
-    while not any(record["step"] >= step for record in read_records(run / "metrics.jsonl")):
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.02)
+def signalled(number: signal.Signals, step: int) -> str:
+    """Lines by which a process sends itself a signal as soon as a step is written down."""
+    return textwrap.dedent(f"""
+        import os
+        from agent_tunix.engine import metrics
+        write = metrics.RunFolder.metrics
+        def deadly(folder, record):
+            write(folder, record)
+            if record["step"] == {step}:
+                os.kill(os.getpid(), {int(number)})
+        metrics.RunFolder.metrics = deadly
+    """)
 
 
 def records(run: Path, name: str) -> list[dict]:
@@ -80,24 +89,42 @@ def assert_same_run(run: Path, straight: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("straight")
-    finish(start(folder, *RUN, "hydra.run.dir=run"))
-    assert [record["step"] for record in read_records(folder / "run" / "metrics.jsonl")] == list(range(1, STEPS + 1))
-    return folder / "run"
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("straight") / "run"
+
+
+@pytest.fixture
+def straight(command, kept: Path) -> Path:
+    """The run that nothing interrupts, made for the first test that asks for it."""
+    if not kept.exists():
+        outcome = command("train", *RUN, f"hydra.run.dir={kept}")
+        assert outcome.code == 0, outcome.err
+        assert [record["step"] for record in read_records(kept / "metrics.jsonl")] == list(range(1, STEPS + 1))
+    return kept
+
+
+@pytest.fixture
+def resume(command):
+    """Goes on with the run in the working directory, in this process, which has its programs ready."""
+
+    def go_on() -> None:
+        outcome = command("train", "training.resume=run")
+        assert outcome.code == 0, outcome.err
+
+    return go_on
 
 
 def test_kill_in_the_middle_of_training(straight, tmp_path):
-    process = start(tmp_path, *RUN, "hydra.run.dir=run")
-    wait_for_step(tmp_path / "run", SAVE_EVERY + 1, process)
-    process.kill()
-    process.wait()
+    """It is gone on with by a new process, as it would be."""
+    process = start(tmp_path, *RUN, "hydra.run.dir=run", prelude=signalled(signal.SIGKILL, SAVE_EVERY + 1))
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGKILL, output
     finish(start(tmp_path, "training.resume=run"))
     assert_same_run(tmp_path / "run", straight)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_kill_in_the_middle_of_a_save(straight, tmp_path, moment):
+def test_kill_in_the_middle_of_a_save(straight, resume, tmp_path, moment):
     """The process dies just before or just after the second checkpoint is renamed to its place."""
     sabotage = textwrap.dedent(f"""
         import os, signal
@@ -116,21 +143,18 @@ def test_kill_in_the_middle_of_a_save(straight, tmp_path, moment):
     assert process.returncode == -signal.SIGKILL, output
     saved = [name for name in os.listdir(tmp_path / "run" / "checkpoints") if name.isdigit()]
     assert sorted(saved) == [str(SAVE_EVERY)] + ([str(2 * SAVE_EVERY)] if moment == "after" else [])
-    finish(start(tmp_path, "training.resume=run"))
+    resume()
     assert_same_run(tmp_path / "run", straight)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_exits_cleanly(straight, tmp_path, number):
-    process = start(tmp_path, *RUN, "hydra.run.dir=run")
-    wait_for_step(tmp_path / "run", 3, process)
-    process.send_signal(number)
-    output = finish(process)
+def test_a_signal_saves_and_exits_cleanly(straight, resume, tmp_path, number):
+    output = finish(start(tmp_path, *RUN, "hydra.run.dir=run", prelude=signalled(number, 3)))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert 3 <= summary["steps"] < STEPS
     assert "training.resume=run" in output
-    finish(start(tmp_path, "training.resume=run"))
+    resume()
     interrupted_at = summary["steps"]
     extra = [r for r in records(tmp_path / "run", "evals.jsonl") if r["step"] == interrupted_at]
     assert records(tmp_path / "run", "metrics.jsonl") == records(straight, "metrics.jsonl")
@@ -138,7 +162,7 @@ def test_a_signal_saves_and_exits_cleanly(straight, tmp_path, number):
     assert len(extra) <= 1
 
 
-def test_a_second_ctrl_c_ends_the_run_at_once_and_without_a_traceback(straight, tmp_path):
+def test_a_second_ctrl_c_ends_the_run_at_once_and_without_a_traceback(straight, resume, tmp_path):
     sabotage = textwrap.dedent("""
         from agent_tunix.engine import metrics
         write = metrics.RunFolder.metrics
@@ -154,14 +178,15 @@ def test_a_second_ctrl_c_ends_the_run_at_once_and_without_a_traceback(straight, 
     assert "Interrupted." in output
     assert "Traceback" not in output
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
-    finish(start(tmp_path, "training.resume=run"))
+    resume()
     assert_same_run(tmp_path / "run", straight)
 
 
-def test_a_finished_run_stays_as_it_is(straight):
+def test_a_finished_run_stays_as_it_is(straight, command):
     before = (straight / "metrics.jsonl").read_text()
-    output = finish(start(straight.parent, "training.resume=run"))
-    assert "completed" in output
+    outcome = command("train", f"training.resume={straight}")
+    assert outcome.code == 0, outcome.err
+    assert "completed" in outcome.out
     assert (straight / "metrics.jsonl").read_text() == before
 
 

@@ -18,12 +18,15 @@ from agent_tunix.config.schema import Config
 from agent_tunix.engine.metrics import read_records
 from agent_tunix.workflows import setup, sweep, train
 
+LONG_RUNS = True
 RUN = [
     "model=gemma3_tiny",
+    "data.num_examples=64",
+    "training.micro_batch_size=2",
     "training.num_batches=4",
     "training.save_interval_steps=2",
     "grpo.num_generations=4",
-    "evaluation.num_examples=16",
+    "evaluation.num_examples=8",
     "evaluation.sampled=false",
 ]
 JOBS = [  # together they differ in every number that jobs may differ in and still be fused

@@ -20,8 +20,10 @@ from agent_tunix.workflows import sweep, tune
 from agent_tunix.workflows.tuning.halving import Price
 from agent_tunix.workflows.tuning.session import Session
 
+LONG_RUNS = True
 RUN = [
-    *("model=gemma3_tiny", "training.num_batches=4", "evaluation.num_examples=8", "evaluation.sampled=false"),
+    *("model=gemma3_tiny", "training.num_batches=4", "training.micro_batch_size=2"),
+    *("data.num_examples=64", "evaluation.num_examples=8", "evaluation.sampled=false"),
     *("optimizer.max_grad_norm=0.2", "optimizer.learning_rate=1e-3"),
     *("tune.rates=2", "tune.warmup_ratios=[]", "tune.weight_decays=[]", "tune.seeds=2", "tune.finalists=1"),
 ]
@@ -54,7 +56,7 @@ def composed(conf: Path, *overrides: str) -> dict:
 
 
 def test_a_search_ends_with_settings_that_can_be_used_and_survives_a_kill(command, tmp_path):
-    outcome = command("tune", *RUN, "tune.budget=60", "hydra.run.dir=straight")
+    outcome = command("tune", *RUN, "tune.budget=24", "hydra.run.dir=straight")
     assert outcome.code == 0, outcome.err
     straight = record(tmp_path / "straight")
     assert straight["status"] == "completed"
@@ -64,15 +66,15 @@ def test_a_search_ends_with_settings_that_can_be_used_and_survives_a_kill(comman
     assert "No difference within noise" in straight["verdict"], "four updates and eight problems tell nothing apart"
     made = updates(tmp_path / "straight")
     assert {made[f"5-finalists/{seed}"] for seed in (0, 1)} == {4}
-    assert sum(made.values()) - copied(straight) <= 60
+    assert sum(made.values()) - copied(straight) <= 24
 
     code = f"{KILL}\nimport sys; sys.argv[0] = 'agent-tunix'\nfrom agent_tunix.cli import main; main()"
-    arguments = [sys.executable, "-c", code, "tune", *RUN, "tune.budget=60", "hydra.run.dir=killed"]
+    arguments = [sys.executable, "-c", code, "tune", *RUN, "tune.budget=24", "hydra.run.dir=killed"]
     killed = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert record(tmp_path / "killed")["status"] == "running"
     first = (tmp_path / "killed" / "1-coarse-rate" / "0" / "summary.json").stat().st_mtime_ns
-    outcome = command("tune", *RUN, "tune.budget=60", "hydra.run.dir=killed")
+    outcome = command("tune", *RUN, "tune.budget=24", "hydra.run.dir=killed")
     assert outcome.code == 0, outcome.err
     assert (tmp_path / "killed" / "1-coarse-rate" / "0" / "summary.json").stat().st_mtime_ns == first, "not run again"
     timeless = [{k: v for k, v in r.items() if k != "seconds"} for r in (record(tmp_path / "killed"), straight)]
@@ -112,7 +114,7 @@ def usable(command, tmp_path: Path, found: dict) -> None:
 def refused(command, tmp_path: Path) -> None:
     """A folder that holds another search is left alone."""
     before = (tmp_path / "straight" / "tune.json").read_text()
-    outcome = command("tune", *RUN, "tune.budget=60", "seed=7", "hydra.run.dir=straight")
+    outcome = command("tune", *RUN, "tune.budget=24", "seed=7", "hydra.run.dir=straight")
     assert outcome.code == 2
     assert "another configuration, which differs in seed" in outcome.err
     assert (tmp_path / "straight" / "tune.json").read_text() == before
@@ -126,7 +128,7 @@ def test_an_interrupted_search_says_how_to_go_on(command, tmp_path, monkeypatch)
         return train_all(jobs, folder, console, shelf, interruption, fuse)
 
     monkeypatch.setattr(sweep, "train_all", interrupted)
-    outcome = command("tune", *RUN, "tune.budget=60", "hydra.run.dir=out")
+    outcome = command("tune", *RUN, "tune.budget=24", "hydra.run.dir=out")
     assert outcome.code == 0, outcome.err
     found = record(tmp_path / "out")
     assert found["status"] == "interrupted"
