@@ -19,6 +19,7 @@ from agent_tunix.errors import UserError
 from agent_tunix.models.gemma3 import Architecture
 
 INDEX = "model.safetensors.index.json"
+TIED = "tie_word_embeddings"
 # What transformers' Gemma3TextConfig takes where a config.json is silent, as those of 4B, 12B and 27B are on most.
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 262208,
@@ -39,11 +40,12 @@ FIXED: dict[str, Any] = {
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
     "use_bidirectional_attention": False,
-    "tie_word_embeddings": True,
+    TIED: True,
     "quantization_config": None,
 }
 TEXT = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?((?:embed_tokens|layers|norm)\..+)")
-NOT_TEXT = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector)\.|(?:language_model\.)?lm_head\.weight$")
+NOT_TEXT = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector)\.")
+EMBEDDING, HEAD = "model.embed_tokens.weight", re.compile(r"(?:language_model\.)?lm_head\.weight")
 
 
 def read_config(folder: Path, family: str = "gemma3") -> dict[str, Any]:
@@ -64,8 +66,9 @@ def read_config(folder: Path, family: str = "gemma3") -> dict[str, Any]:
 def read_architecture(folder: Path, family: str = "gemma3") -> Architecture:
     """The architecture that a checkpoint's config.json describes."""
     whole = read_config(folder, family)
+    head = {TIED: whole[TIED]} if TIED in whole else {}  # the head is the whole model's, not the text part's
     try:
-        return _architecture({**whole, **(whole.get("text_config") or {})}, folder)
+        return _architecture({**whole, **(whole.get("text_config") or {}), **head}, folder)
     except (TypeError, ValueError, AttributeError, ArithmeticError) as fault:
         raise UserError(f"{folder / 'config.json'} has a value of the wrong kind ({fault}); download it again.") from fault
 
@@ -154,7 +157,7 @@ def config_of(arch: Architecture, dtype: str) -> dict[str, Any]:
         "rope_scaling": scaling,
         "rms_norm_eps": arch.norm_eps,
         "max_position_embeddings": 32768,
-        "tie_word_embeddings": True,
+        TIED: True,
         "attention_bias": False,
         "pad_token_id": 0,
         "eos_token_id": 1,
@@ -169,11 +172,15 @@ class SafetensorsFolder:
 
     def __init__(self, folder: Path):
         self._where = {}
+        self._head: tuple[Any, str, Path] | None = None
         self.shapes: dict[str, tuple[int, ...]] = {}
         for path in _files(folder):
             handle = _open(path)
             for stored in handle.keys():  # noqa: SIM118 (safe_open is no dict)
                 if NOT_TEXT.match(stored):
+                    continue
+                if HEAD.fullmatch(stored):
+                    self._head = (handle, stored, path)
                     continue
                 match = TEXT.fullmatch(stored)
                 name = f"model.{match.group(1)}" if match else stored
@@ -181,12 +188,19 @@ class SafetensorsFolder:
                 self.shapes[name] = tuple(handle.get_slice(stored).get_shape())
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
-        handle, stored, path = self._where[name]
-        try:
-            return handle.get_tensor(stored).astype(dtype, copy=False)
-        except (SafetensorError, TypeError, AttributeError) as fault:
-            kind = handle.get_slice(stored).get_dtype()
-            raise UserError(f"{path}: tensor {stored} of type {kind} cannot be read ({fault}).") from fault
+        tensor = _tensor(*self._where[name])
+        if name == EMBEDDING and self._head and not np.array_equal(_tensor(*self._head), tensor):
+            _, stored, path = self._head
+            raise UserError(f"{path}: {stored} is not the embedding; only a head that is tied to it is supported.")
+        return tensor.astype(dtype, copy=False)
+
+
+def _tensor(handle: Any, stored: str, path: Path) -> np.ndarray:
+    try:
+        return handle.get_tensor(stored)
+    except (SafetensorError, TypeError, AttributeError) as fault:
+        kind = handle.get_slice(stored).get_dtype()
+        raise UserError(f"{path}: tensor {stored} of type {kind} cannot be read ({fault}).") from fault
 
 
 def _files(folder: Path) -> list[Path]:

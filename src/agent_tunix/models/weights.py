@@ -34,7 +34,7 @@ from agent_tunix.models.quantisation import BaseDtype, Matrix, quantise, quantis
 
 NAMED = 6  # tensors that a message lists before it only counts them
 SHARD_BYTES = 4 * 2**30
-EMBEDDING, FINAL_NORM = "model.embed_tokens.weight", "model.norm.weight"
+EMBEDDING, FINAL_NORM = huggingface.EMBEDDING, "model.norm.weight"
 NORMS = {
     "input_norm": "input_layernorm",
     "q_norm": "self_attn.q_norm",

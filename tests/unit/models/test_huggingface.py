@@ -117,6 +117,7 @@ def test_fewer_layers_than_the_pattern_are_all_local(tmp_path):
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ({"tie_word_embeddings": False, "text_config": {"tie_word_embeddings": True}}, "tie_word_embeddings"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
         ({"layer_types": ["full_attention", "sliding_attention", *["full_attention"] * 24]}, "layer_types"),

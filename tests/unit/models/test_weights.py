@@ -56,9 +56,17 @@ def test_text_part_under_any_prefix(tmp_path, golden, arch, weights, prefix):
     values = {prefix + name.removeprefix("model."): value for name, value in checkpoints.tensors(golden).items()}
     values["vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight"] = np.ones((2, 2), np.float32)
     values["model.multi_modal_projector.mm_soft_emb_norm.weight"] = np.ones(2, np.float32)
-    values["lm_head.weight"] = np.ones((64, 32), np.float32)
+    values["lm_head.weight"] = values[f"{prefix}embed_tokens.weight"]
     folder = checkpoints.write_folder(tmp_path, (golden / "config.json").read_text(), values)
     assert_same(load_weights(folder, arch, jnp.float32), weights)
+
+
+def test_a_head_of_its_own_is_refused_rather_than_left_out(tmp_path, golden, arch):
+    """transformers takes the head where the two differ, whatever config.json says."""
+    values = checkpoints.tensors(golden) | {"lm_head.weight": np.ones((64, 32), np.float32)}
+    folder = checkpoints.write_folder(tmp_path, (golden / "config.json").read_text(), values)
+    with pytest.raises(UserError, match=r"lm_head\.weight is not the embedding"):
+        load_weights(folder, arch, jnp.float32)
 
 
 def test_shards_round_trip_and_unnamed_files_are_not_read(tmp_path, arch, weights):
