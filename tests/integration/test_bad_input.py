@@ -35,6 +35,7 @@ FAULTS = {
     "model.lora_module_path=layers.0.*q_proj": "in 1 of 4 layers",
     "model.weights=/nowhere": "no such folder",
     "model.architecture.num_layers=5": "num_layers: 4 in the checkpoint, 5 in the configuration",
+    "model.architecture.query_pre_attn_scalar=50": "query_pre_attn_scalar: 32.0 in the checkpoint, 50.0 in",
     "model.mesh_shape=[[4,2],[fsdp,tp]]": "needs 8 devices; this machine has 1.\nShapes that fit: [[1,1],[fsdp,tp]]\n",
     'model.mesh_shape=[[1,3],["fsdp","tp"]]': "tp=3 does not divide num_heads=4",
     "training.resume=nowhere": "not the folder of a run",

@@ -172,11 +172,12 @@ def architecture(section: ModelSection) -> Architecture:
 
 
 def _check_architecture(section: ModelSection, found: Architecture, source: str) -> None:
-    described = architecture(section)
+    described = section.architecture.model_dump()
+    numbers = dataclasses.asdict(found) | {"query_pre_attn_scalar": round(found.query_scale**-2, 6)}
     differing = [
-        f"{name}: {value} in the checkpoint, {getattr(described, name)} in the configuration"
-        for name, value in dataclasses.asdict(found).items()
-        if value != getattr(described, name)
+        f"{name}: {numbers[name]} in the checkpoint, {value} in the configuration"
+        for name, value in described.items()
+        if numbers[name] != value
     ]
     if differing:
         raise UserError(
