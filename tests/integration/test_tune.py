@@ -24,7 +24,7 @@ LONG_RUNS = True
 RUN = [
     *("model=gemma3_tiny", "training.num_batches=4", "training.micro_batch_size=2"),
     *("data.num_examples=64", "evaluation.num_examples=8", "evaluation.sampled=false"),
-    *("optimizer.max_grad_norm=0.2", "optimizer.learning_rate=1e-3"),
+    *("optimizer.max_grad_norm=0.2", "optimizer.learning_rate=1e-3", "scheduler=linear"),
     *("tune.rates=2", "tune.warmup_ratios=[]", "tune.weight_decays=[]", "tune.seeds=2", "tune.finalists=1"),
 ]
 STAGES = ["1-coarse-rate", "2-fine-rate", "3-warm-up", "4-weight-decay", "5-finalists"]
@@ -64,6 +64,9 @@ def test_a_search_ends_with_settings_that_can_be_used_and_survives_a_kill(comman
     assert all(stage["conclusion"] and stage["chosen"] is not None and stage["rungs"] for stage in straight["stages"])
     assert straight["rungs"] == [1, 2, 4]
     assert "No difference within noise" in straight["verdict"], "four updates and eight problems tell nothing apart"
+    starts = [json.loads((tmp_path / "straight" / "5-finalists" / str(k) / "summary.json").read_text()) for k in (0, 1)]
+    before = sum(start["first_eval"]["accuracy"] for start in starts) / len(starts)
+    assert f"over 2 seeds, from {100 * before:.1f} % before training" in straight["verdict"]
     made = updates(tmp_path / "straight")
     assert {made[f"5-finalists/{seed}"] for seed in (0, 1)} == {4}
     assert sum(made.values()) - copied(straight) <= 24
@@ -100,6 +103,8 @@ def usable(command, tmp_path: Path, found: dict) -> None:
     for overrides in (["optimizer=best"], ["+experiment=best"], ["+experiment=[quick_test,best]"]):
         tree = composed(tmp_path / "conf", *overrides)
         assert tree["optimizer"] == {**own, "max_grad_norm": 0.2, **best}
+        assert tree["scheduler"]["scheduler_name"] == "linear"
+        assert composed(tmp_path / "conf", *overrides, "scheduler=wsd")["scheduler"]["scheduler_name"] == "wsd"
         assert "best" not in tree
     outcome = command("plan", "model=gemma3_tiny", "training.num_batches=4", "optimizer=best", "hydra.run.dir=plan")
     assert outcome.code == 0, outcome.err

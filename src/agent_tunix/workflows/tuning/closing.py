@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
+
 from omegaconf import OmegaConf
 
 from agent_tunix.config.tuning import MOST_RATES
-from agent_tunix.engine.metrics import replace_text
+from agent_tunix.engine.metrics import Record, replace_text
 from agent_tunix.workflows.diagnosis.remedies import join, less, value_text
 from agent_tunix.workflows.plan import Plan
 from agent_tunix.workflows.report.page import report_on
@@ -46,16 +48,23 @@ def step_5(s: Session, changed: Settings) -> str:
 
 
 def best_yaml(s: Session, changed: Settings) -> str:
-    """One file that serves as an experiment and as an optimizer: it says from the root which section it fills."""
+    """One file that serves as an experiment and as an optimizer: it says from the root which section it fills.
+
+    It chooses the schedule that the settings were found with; scheduler=... on the command line overrules it.
+    """
     optimizer = candidate(s.base, changed).optimizer.model_dump(mode="json")
-    tree = {"optimizer": {key: value for key, value in optimizer.items() if value is not None}}
+    schedule = {"override /scheduler@_global_.scheduler": s.base.scheduler.scheduler_name}
+    tree: Record = {"defaults": [schedule, "_self_"]}
+    tree["optimizer"] = {key: value for key, value in optimizer.items() if value is not None}
     if LR_MIN in changed:
         tree["scheduler"] = {"lr_min": changed[LR_MIN]}
     return HEAD.format(verdict=s.record["verdict"]) + OmegaConf.to_yaml(OmegaConf.create(tree))
 
 
 def _verdict(s: Session, plan: Plan, found: Best, whole: bool, words: str) -> str:
-    before = next((a.share for trial in s.trials if (a := trial.accuracy(0)) is not None), None)
+    seeds = range(s.cfg.seed, s.cfg.seed + len(found.accuracies))
+    starts = {trial.job.cfg.seed: a.share for trial in s.trials if (a := trial.accuracy(0)) is not None}
+    before = statistics.fmean(starts[seed] for seed in seeds) if starts.keys() >= set(seeds) else None
     notes = [words, _not_done(s)] if not whole else []
     notes += [_within_noise(found), _unmoved(s), at_the_edge(s, found.settings), _shorter(s, plan), _without_warm_up(s)]
     return wording.verdict(found.settings, found.accuracies, before, [note for note in notes if note])

@@ -85,9 +85,11 @@ def brackets(cfg: TuneConfig, updates: int) -> list[Bracket]:
 
 
 def training_config(cfg: TuneConfig) -> Config:
-    """The user's run; it is evaluated at rungs only."""
+    """The user's run; it is evaluated at rungs only, and not saved from its rate, which is what is judged."""
     tree = {name: value for name, value in cfg.model_dump(mode="json").items() if name != "tune"}
     tree["training"]["eval_every_n_steps"] = None
+    if cfg.training.on_divergence == "rollback":
+        tree["training"]["on_divergence"] = "stop"
     return candidate(validate(tree, Config), start(cfg))
 
 

@@ -44,6 +44,15 @@ def _against(one: Standing) -> str:
     return f"{one.value:g} ({_share(one.accuracy.share)} against {_share(one.chosen.share)} at {one.chosen.step} updates)"
 
 
+def all_diverged(stage: Stage, history: Sequence[Sequence[Result]]) -> str:
+    """Of a stage that none has come through; those that were dropped before did not diverge."""
+    last = {result.value: result.accuracy for results in history for result in results}
+    diverged, dropped = (", ".join(f"{v:g}" for v in sorted(last) if (last[v] is None) is gone) for gone in (True, False))
+    if not dropped:
+        return f"Every {stage.title.lower()} that was tried diverged."
+    return f"{stage.title}: all that were kept diverged, {diverged}; dropped before for their accuracy: {dropped}."
+
+
 def finalists_rung(place: int, finalists: Sequence[Settings], groups: Sequence[Sequence[Accuracy]]) -> Record:
     """As a rung, with one row for all seeds of a finalist."""
     rows = []

@@ -115,3 +115,10 @@ def test_a_budget_must_be_a_time_or_a_count(budget):
 @pytest.mark.parametrize(("budget", "seconds"), [("90s", 90.0), ("30m", 1800.0), ("1.5h", 5400.0), ("400", None)])
 def test_a_budget_in_time_is_known_in_seconds(budget, seconds):
     assert configured(f"tune.budget={budget}").tune.seconds == seconds
+
+
+def test_a_candidate_is_not_saved_by_a_tenth_of_its_rate():
+    """A rate of 1e-4 that goes on at 1e-5 would be praised for what another one does."""
+    for given, kept in (("rollback", "stop"), ("ignore", "ignore")):
+        cfg = configured("+experiment=quick_test", f"training.on_divergence={given}")
+        assert training_config(cfg).training.on_divergence == kept

@@ -32,6 +32,16 @@ def test_what_fell_behind_and_what_diverged_is_named_with_its_numbers():
     )
 
 
+def test_what_was_dropped_before_the_others_diverged_is_not_said_to_have_diverged():
+    first = [Result(0.0, MIDDLE), Result(0.1, MIDDLE), Result(0.2, None)]
+    assert wording.all_diverged(WARM_UP, [first, [Result(0.1, None)]]) == (
+        "Warm-up ratio: all that were kept diverged, 0.1, 0.2; dropped before for their accuracy: 0."
+    )
+    assert wording.all_diverged(WARM_UP, [[Result(0.0, None), Result(0.2, None)]]) == (
+        "Every warm-up ratio that was tried diverged."
+    )
+
+
 def test_a_rung_lists_all_that_were_there():
     found = wording.rung(10, [Result(0.1, MIDDLE), Result(0.2, None)], {0.1: "1", 0.2: "2"}, [0.1])
     assert found["steps"] == 10
