@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from agent_tunix.config.load import config_folder
-from agent_tunix.engine.metrics import read_records
+from agent_tunix.engine.metrics import claimed, read_records
 from agent_tunix.workflows import sweep, tune
 from agent_tunix.workflows.tuning.halving import Price
 from agent_tunix.workflows.tuning.session import Session
@@ -117,8 +117,13 @@ def usable(command, tmp_path: Path, found: dict) -> None:
 
 
 def refused(command, tmp_path: Path) -> None:
-    """A folder that holds another search is left alone."""
+    """A folder that holds another search, or in which one is under way, is left alone."""
     before = (tmp_path / "straight" / "tune.json").read_text()
+    with claimed(tmp_path / "straight"):
+        outcome = command("tune", *RUN, "tune.budget=24", "hydra.run.dir=straight")
+    assert outcome.code == 2
+    assert "straight is being written by another process" in outcome.err
+    assert (tmp_path / "straight" / "tune.json").read_text() == before
     outcome = command("tune", *RUN, "tune.budget=24", "seed=7", "hydra.run.dir=straight")
     assert outcome.code == 2
     assert "another configuration, which differs in seed" in outcome.err

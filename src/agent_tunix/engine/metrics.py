@@ -97,7 +97,7 @@ def run_folder(path: Path, resumed_at: int | None = None) -> RunFolder:
 
 @contextlib.contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Keeps the folder of a run to this process; refuses one that another is writing to. A kill gives it free."""
+    """Keeps a folder to this process; refuses one that another is writing to. A kill gives it free."""
     descriptor = processes.agreed(lambda: _claim(path) if processes.first() else None)
     try:
         yield

@@ -16,7 +16,7 @@ from rich.console import Console
 from agent_tunix.config.load import config_text, read_config, validate
 from agent_tunix.config.tuning import TuneConfig
 from agent_tunix.engine.guard import Interruption
-from agent_tunix.engine.metrics import Record, replace_text
+from agent_tunix.engine.metrics import Record, claimed, replace_text
 from agent_tunix.errors import UserError
 from agent_tunix.workflows import setup
 from agent_tunix.workflows.diagnosis.remedies import leaves
@@ -33,6 +33,13 @@ MARGIN = 0.9  # of a budget in time: what was measured is not quite what will be
 
 def run(cfg: TuneConfig, folder: Path, console: Console, overrides: Sequence[str] = ()) -> Record:
     """Searches, or goes on with the search in `folder`; returns what it also writes to tune.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with claimed(folder):
+        return _in_folder(cfg, folder, console, overrides)
+
+
+def _in_folder(cfg: TuneConfig, folder: Path, console: Console, overrides: Sequence[str]) -> Record:
+    """The same, in a folder that no other process writes to."""
     earlier = check(cfg, folder)
     setup.start_device()
     with Interruption() as interruption:
@@ -107,7 +114,6 @@ def fit(s: Session, plan: Plan, settings: Settings, earlier: Record) -> None:
     s.base, s.places = shortened(s.base, plan, batches), rungs(batches, plan.iterations)
     price = {"update": s.price.update, "rung": s.price.rung}
     s.record |= {"batches": batches, "updates": s.end, "rungs": list(s.places), "price": price}
-    s.folder.mkdir(parents=True, exist_ok=True)
     s.write()
     replace_text(s.folder / "tune.yaml", config_text(s.cfg))
     of = "" if s.end == plan.total_steps else f" of the {plan.total_steps} that the whole run has"
