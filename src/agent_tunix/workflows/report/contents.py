@@ -123,11 +123,13 @@ def _tune(folder: Path) -> Record:
             sections.append(section)
             runs = found or runs
     status, best = str(tune.get("status", "unfinished")), tune.get("best")
-    ended = status == "completed"
+    mood, lead = "going", f"Tuning: {status}"
+    if status == "completed":
+        mood, lead = ("good", "Tuned") if best else ("bad", "Nothing found")
     said = tune.get("verdict") or "No verdict yet: the stages below are as far as it has come."
     tiles = [("status", status, ""), ("budget", str(tune.get("budget", "-")), ""), ("stages", str(len(sections)), "")]
     return {
-        "verdict": Verdict("good" if ended else "going", "Tuned" if ended else f"Tuning: {status}", str(said)),
+        "verdict": Verdict(mood, lead, str(said)),
         "tiles": [*tiles, *((key, _shown(value), "") for key, value in _items(best))],
         "next": _commands([tune.get("command")]),
         "best_yaml": _best_yaml(folder, best),

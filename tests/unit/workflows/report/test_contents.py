@@ -167,6 +167,14 @@ def test_a_tune_is_its_verdict_its_command_and_a_section_a_stage(sweep, tmp_path
     assert contents(tune)["best_yaml"] == "# mine\n"
 
 
+def test_a_tune_whose_candidates_all_diverged_is_not_praised(tmp_path):
+    record = {"status": "completed", "stages": [], "best": {}, "verdict": "Every coarse learning rate diverged."}
+    for best, headline in (({}, ("bad", "Nothing found")), ({"k": 1e-5}, ("good", "Tuned"))):
+        (tmp_path / "tune.json").write_text(json.dumps(record | {"best": best}))
+        verdict = contents(tmp_path)["verdict"]
+        assert (verdict["mood"], verdict["lead"]) == headline
+
+
 def test_the_learning_rate_finder_is_shown_where_it_was_run(write_run, tmp_path):
     folder = write_run(tmp_path / "run")
     found = {"rates": [1e-6, 1e-5, 1e-4], "reward": [0.1, None, 0.3], "kl": [0.1, 0.2, 0.3], "suggested": 1e-5}
