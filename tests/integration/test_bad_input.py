@@ -80,6 +80,19 @@ def test_words_the_tiny_model_does_not_know_are_refused(command, tmp_path):
     assert "does not know all words" in outcome.err
 
 
+def test_words_of_the_system_prompt_that_the_model_does_not_know_are_laid_to_it(command):
+    outcome = command("train", *TINY, "data.system_prompt=Natalia")
+    assert outcome.code == 2
+    assert "does not know all words of data.system_prompt='Natalia'" in outcome.err
+
+
+def test_malformed_rows_that_both_splits_are_cut_from_are_told_once(command, tmp_path):
+    rows = [{"question": "Ann has 1 coins.", "answer": "1"}] * 9 + [{"question": "Ann has"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    outcome = command("plan", *TINY, "data=jsonl", "data.path=rows.jsonl", "data.on_bad_row=skip", "data.system_prompt=''")
+    assert outcome.out.count("1 malformed rows of rows.jsonl are left out") == 1
+
+
 def test_a_tokenizer_that_is_not_the_models_own_is_refused(command, tmp_path):
     """Tokens beyond the embedding would be read as its last row."""
     shutil.copytree(find_checkpoint("package:tiny"), tmp_path / "model")

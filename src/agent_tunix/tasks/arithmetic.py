@@ -60,11 +60,14 @@ def split_of(a: int, b: int) -> str:
     return {8: "validation", 9: "test"}.get(bucket, "train")
 
 
+def how_many(split: str) -> int:
+    """All problems of a split ("train", "validation", "test")."""
+    return len(_pairs(split)) * len(_words())
+
+
 def generate(count: int, seed: int, split: str) -> list[Problem]:
-    """`count` different problems of a split ("train", "validation", "test"), the same for the same seed."""
-    pairs = [(a, b) for a in range(1, LARGEST + 1) for b in range(1, a + 1) if split_of(a, b) == split]
-    words = list(itertools.product(TEMPLATES, NAMES, THINGS))
-    available = len(pairs) * len(words)
+    """`count` different problems of a split, the same for the same seed."""
+    pairs, words, available = _pairs(split), _words(), how_many(split)
     if count > available:
         raise UserError(
             f"{count} problems of arithmetic are asked for, and the {split} split has {available}: "
@@ -72,3 +75,11 @@ def generate(count: int, seed: int, split: str) -> list[Problem]:
         )
     drawn = random.Random(f"{split}-{seed}").sample(range(available), count)
     return [Problem(*words[i % len(words)], *pairs[i // len(words)]) for i in drawn]
+
+
+def _pairs(split: str) -> list[tuple[int, int]]:
+    return [(a, b) for a in range(1, LARGEST + 1) for b in range(1, a + 1) if split_of(a, b) == split]
+
+
+def _words() -> list[tuple[str, str, str]]:
+    return list(itertools.product(TEMPLATES, NAMES, THINGS))

@@ -66,7 +66,7 @@ class Scorer:
         try:
             with np.errstate(over="ignore"):
                 value = float(np.float32(float(self.functions[name](prompt, completion, truth))))
-        except Exception as fault:
+        except (Exception, SystemExit) as fault:
             raise UserError(
                 f"The reward function '{name}' raised {type(fault).__name__}: {fault}\n"
                 f"on the completion {completion!r} (answer {truth!r}).\n"
@@ -86,7 +86,7 @@ def load_function(name: str, path: str) -> RewardFunction:
         sys.path.insert(0, "")
     try:
         function = getattr(importlib.import_module(module_name), function_name)
-    except Exception as fault:  # whatever a user's module may raise while it is imported
+    except (Exception, SystemExit) as fault:  # whatever a user's module may raise while it is imported
         raise UserError(
             f"reward.functions.{name}={path}: {type(fault).__name__}: {fault}.\n"
             "Give the import path of a function (prompt, completion, answer) -> float, as in my_module.my_reward, "

@@ -25,8 +25,16 @@ class Task:
 
 
 def load_task(cfg: Config, tokenizer: Tokenizer, notice: Notice) -> Task:
-    train = load_examples(cfg, "train", cfg.data.num_examples, tokenizer, notice)
-    validation = load_examples(cfg, "validation", cfg.evaluation.num_examples, tokenizer, notice)
+    said: list[str] = []
+
+    def once(text: str) -> None:
+        """Both splits may be cut from the same rows, and say the same of them."""
+        if text not in said:
+            said.append(text)
+            notice(text)
+
+    train = load_examples(cfg, "train", cfg.data.num_examples, tokenizer, once)
+    validation = load_examples(cfg, "validation", cfg.evaluation.num_examples, tokenizer, once)
     return Task(train, validation, prompt_width([*train, *validation]))
 
 
@@ -76,8 +84,13 @@ def load_rows(cfg: Config, split: str, limit: int | None, notice: Notice) -> lis
 
 def _check_vocabulary(rows: Sequence[Row], data: DataSection, tokenizer: Tokenizer) -> None:
     for row in rows[:20]:
-        if tokenizer.unknown_id in tokenizer.encode(row.question + data.system_prompt):
+        if tokenizer.unknown_id in tokenizer.encode(row.question):
             raise UserError(
                 f"The model's tokenizer does not know all words of the data, for example of {row.question!r}.\n"
                 "gemma3_tiny reads generated arithmetic only (data=arithmetic); for other data choose a real model."
             )
+    if tokenizer.unknown_id in tokenizer.encode(data.system_prompt):
+        raise UserError(
+            f"The model's tokenizer does not know all words of data.system_prompt={data.system_prompt!r}.\n"
+            "gemma3_tiny knows those of generated arithmetic only; for other prompts choose a real model."
+        )

@@ -96,7 +96,11 @@ def saved_config(folder: str, key: str) -> Config:
     if folder == "???":  # as Hydra says that a value is missing
         raise UserError(f"{key} is missing: give the folder of a run, as in {key}=runs/<time>.")
     if not path.exists():
-        raise UserError(f"{key}={folder}: this is not the folder of a run, it has no config.yaml.")
+        moved = "\nIf it was moved, write its new place into config.yaml of the run that began there."
+        raise UserError(
+            f"{key}={folder}: this is not the folder of a run, it has no config.yaml."
+            f"{moved if key == 'training.init_from' else ''}"
+        )
     return validate(read_config(path), Config)
 
 

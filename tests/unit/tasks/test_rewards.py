@@ -23,6 +23,9 @@ def fails(prompt, completion, answer):
 def nothing(prompt, completion, answer):
     return None
 
+def leaves(prompt, completion, answer):
+    raise SystemExit("bye")
+
 def not_a_number(prompt, completion, answer):
     return float("nan")
 
@@ -39,6 +42,7 @@ def mine(tmp_path, monkeypatch):
     (tmp_path / "my_rewards.py").write_text(MODULE)
     (tmp_path / "broken_rewards.py").write_text("def oops(:\n")
     (tmp_path / "failing_rewards.py").write_text("1 / 0\n")
+    (tmp_path / "leaving_rewards.py").write_text("raise SystemExit\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield
@@ -89,7 +93,13 @@ def test_the_reward_is_the_weighted_sum_and_a_weight_not_given_is_one(mine):
 
 @pytest.mark.parametrize(
     ("function", "fault"),
-    [("fails", "KeyError: 'lost'"), ("nothing", "TypeError"), ("not_a_number", "returned nan"), ("huge", "returned inf")],
+    [
+        ("fails", "KeyError: 'lost'"),
+        ("leaves", "SystemExit: bye"),
+        ("nothing", "TypeError"),
+        ("not_a_number", "returned nan"),
+        ("huge", "returned inf"),
+    ],
 )
 def test_a_reward_that_raises_or_is_not_finite_stops_with_name_completion_and_fault(mine, function, fault):
     scorer = Scorer({"mine": f"my_rewards.{function}"}, {})
@@ -110,6 +120,7 @@ def test_a_reward_that_raises_or_is_not_finite_stops_with_name_completion_and_fa
         "",
         "broken_rewards.oops",
         "failing_rewards.f",
+        "leaving_rewards.f",
     ],
 )
 def test_a_function_that_cannot_be_imported_is_named_with_its_path(mine, path):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from agent_tunix.tasks import arithmetic
 from agent_tunix.workflows.diagnosis.examination import Report, examine
 from agent_tunix.workflows.diagnosis.finding import Finding, Severity
 from agent_tunix.workflows.diagnosis.records import Accuracy, RunRecords, difference
@@ -98,7 +99,8 @@ def _over_all(
         return [Finding("all rates too high", Severity.GRAVE, evidence, sweep([low / 30, low / 10, low / 3]))]
     if best and len(tied) == len(jobs) - 1:
         evidence = f"from {low:g} to {high:g} all jobs end within noise of each other, on {problems} problems"
-        remedy = sweep(rates, evaluated_on=4 * problems)
+        there = arithmetic.how_many("validation") if leader.setting("data.source") == "arithmetic" else 4 * problems
+        remedy = sweep(rates, evaluated_on=min(4 * problems, there))
         return [Finding("no difference within noise", Severity.MILD, evidence, remedy)]
     chosen = next((job for job in jobs if job.name == best), None)
     rate = chosen.settings.get(RATE) if chosen else None

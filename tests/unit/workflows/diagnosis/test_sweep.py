@@ -64,3 +64,13 @@ def test_candidates_within_noise_of_each_other_are_said_to_be(config):
     assert finding.illness == "no difference within noise"
     assert sorted(report.tied) == ["0", "2"]
     assert "evaluation.num_examples=800" in finding.remedy
+
+
+def test_no_more_generated_problems_are_advised_than_there_are(config):
+    runs = {
+        str(name): run_of(changed(config, optimizer__learning_rate=rate), accuracies=(0.4, 0.9), n=2000)
+        for name, rate in enumerate((1e-6, 1e-5))
+    }
+    (finding,) = examine_sweep(runs).findings
+    assert finding.illness == "no difference within noise"
+    assert "evaluation.num_examples=5760" in finding.remedy
