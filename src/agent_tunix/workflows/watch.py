@@ -104,7 +104,7 @@ def latest(folder: Path) -> Record:
     if kind_of(folder) is not None:
         try:
             return contents(folder)
-        except UserError as mistake:
+        except (UserError, OSError) as mistake:  # a folder may be moved while it is read
             said = f"It cannot be read yet: {mistake}"
     else:
         said = f"There is no run, sweep or tune in {folder} yet. This page fills when training begins to write there."

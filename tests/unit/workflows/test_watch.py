@@ -120,3 +120,14 @@ def test_ctrl_c_ends_it_quietly(command, write_run, tmp_path, monkeypatch):
     assert outcome.code == 0
     assert "http://127.0.0.1:" in outcome.out
     assert outcome.err == ""
+
+
+def test_a_folder_that_goes_while_it_is_read_is_waited_for(serve, tmp_path, monkeypatch):
+    def gone(folder):
+        raise FileNotFoundError(2, "No such file or directory", str(folder / "0"))
+
+    monkeypatch.setattr(watch, "contents", gone)
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    status, text = serve(tmp_path)()
+    assert status == 200
+    assert "cannot be read yet" in json.loads(text)["verdict"]["text"]
