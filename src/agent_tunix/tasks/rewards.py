@@ -17,7 +17,7 @@ from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.tasks import answers
 from agent_tunix.tasks.prompts import ANSWER, REASONING
 
-NO_NUMBER = "the reward function"  # how a fault begins that no learning rate has caused
+NO_NUMBER = "the reward function"  # how a fault begins that a reward has caused
 RewardFunction = Callable[[str, str, str], float]
 
 
@@ -77,6 +77,11 @@ class Scorer:
                 f"{NO_NUMBER} '{name}' returned {value} on the completion {completion!r} (answer {truth!r})"
             )
         return value
+
+
+def is_fault_of_reward(fault: str) -> bool:
+    """Whether a run diverged by a reward that is no number, which no learning rate has caused."""
+    return fault.startswith(NO_NUMBER)
 
 
 def load_function(name: str, path: str) -> RewardFunction:

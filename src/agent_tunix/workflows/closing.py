@@ -9,8 +9,8 @@ from pathlib import Path
 from agent_tunix.config.guidance import warnings
 from agent_tunix.engine.guard import Progress
 from agent_tunix.engine.metrics import Record, RunFolder, read_records
-from agent_tunix.tasks.rewards import NO_NUMBER
-from agent_tunix.workflows.diagnosis.remedies import join, less, own_overrides, value_text
+from agent_tunix.tasks.rewards import is_fault_of_reward
+from agent_tunix.workflows.diagnosis.remedies import join, less, own_overrides, value_text, with_lr_min
 from agent_tunix.workflows.display import shell_command
 from agent_tunix.workflows.gather import Run
 
@@ -50,7 +50,7 @@ def validations(folder: RunFolder) -> list[Record]:
 def _advice(r: Run, status: str, fault: str, path: Path) -> list[str]:
     """The commands to try next."""
     cfg, train = r.cfg, shell_command("train")
-    if fault.startswith(NO_NUMBER):
+    if is_fault_of_reward(fault):
         return [_again(r, "training.on_divergence", "ignore")]
     if status == "diverged":
         return [_again(r, "optimizer.learning_rate", cfg.optimizer.learning_rate / 10)]
@@ -72,7 +72,7 @@ def remedy(r: Run, saved: Path | None, step: int, fault: str, progress: Progress
     tried = f" after {len(progress.rollbacks)} rollbacks" if progress.rollbacks else ""
     kept = f" The last good checkpoint is kept in {saved}." if saved else ""
     happened = f"The run diverged at step {step}{tried}: {fault}.\nThe update did not reach the weights.{kept}\n"
-    if fault.startswith(NO_NUMBER):
+    if is_fault_of_reward(fault):
         again = _again(r, "training.on_divergence", "ignore")
         return f"{happened}Mend the function: a reward must be a finite number. To drop such batches instead:\n  {again}"
     return (
@@ -85,10 +85,8 @@ def remedy(r: Run, saved: Path | None, step: int, fault: str, progress: Progress
 
 
 def _again(r: Run, key: str, value: float | str) -> str:
-    """The command of a run with another value; a rate below lr_min would be refused, so that goes down with it."""
-    changes, lr_min = {key: value}, r.cfg.scheduler.lr_min
-    if key == "optimizer.learning_rate" and isinstance(value, float) and lr_min is not None and value < lr_min:
-        changes["scheduler.lr_min"] = value / 10
+    """The command of a run with another value."""
+    changes = with_lr_min({key: value}, r.cfg.scheduler.lr_min)
     given = (f"{k}={v if isinstance(v, str) else f'{v:g}'}" for k, v in changes.items())
     return join([*less(_overrides(r), *changes), *given])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agent_tunix.tasks.rewards import NO_NUMBER
+from agent_tunix.tasks.rewards import is_fault_of_reward
 from agent_tunix.workflows.diagnosis.finding import Finding, Severity, unless
 from agent_tunix.workflows.diagnosis.records import RunRecords, late, trend
 from agent_tunix.workflows.diagnosis.remedies import lower_rate, raised_rate, rerun, scaled_rate
@@ -59,7 +59,7 @@ def diverging(run: RunRecords) -> Finding | None:
     if not signs:
         return None
     severity = Severity.MILD if run.completed and learnt(run) else Severity.GRAVE
-    if (faults := _faults(run)) and all(fault.startswith(NO_NUMBER) for fault in faults):
+    if (faults := _faults(run)) and all(map(is_fault_of_reward, faults)):
         evidence = f"{'; '.join(signs)}: {faults[-1]}; a reward must be a finite number, so mend the function"
         return Finding("diverging", severity, evidence, rerun(run, {"training.on_divergence": "ignore"}))
     clipping = {"optimizer.max_grad_norm": 0.01} if run.number("optimizer.max_grad_norm", 1.0) > 0.01 else {}

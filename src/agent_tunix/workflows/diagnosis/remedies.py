@@ -70,16 +70,23 @@ def rounded(value: float) -> float:
     return float(f"{value:.2g}")
 
 
+def with_lr_min(changes: Mapping[str, Any], lr_min: float | None) -> dict[str, Any]:
+    """A peak below lr_min is refused, so lr_min goes down with it."""
+    rate = changes.get("optimizer.learning_rate")
+    if not isinstance(rate, float) or lr_min is None or rate >= lr_min:
+        return dict(changes)
+    return {**changes, "scheduler.lr_min": rounded(rate / 10)}
+
+
 def possible(run: RunRecords, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A peak below lr_min is refused, so lr_min goes down with it; a ratio of warm-up counts where no number is given."""
-    rate, lr_min = changes.get("optimizer.learning_rate"), run.number("scheduler.lr_min", 0.0)
-    followed: dict[str, Any] = {"scheduler.lr_min": rounded(rate / 10)} if isinstance(rate, float) and rate < lr_min else {}
+    """Changes with what must follow them: lr_min, and that a ratio of warm-up counts, which a number of steps prevents."""
+    followed = with_lr_min(changes, run.number("scheduler.lr_min", 0.0))
     if (warmup := changes.get("optimizer.warmup_ratio")) is not None:
         if run.setting("scheduler.warmup_steps") is not None:
             followed["scheduler.warmup_steps"] = None
         if run.number("scheduler.decay_ratio", 0.0) > 1 - warmup:
             followed["scheduler.decay_ratio"] = rounded(1 - warmup)
-    return {**changes, **followed}
+    return followed
 
 
 def value_text(value: Any) -> str:

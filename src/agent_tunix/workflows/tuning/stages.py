@@ -15,7 +15,7 @@ from agent_tunix.config.guidance import half_decades, middle_rate
 from agent_tunix.config.load import validate
 from agent_tunix.config.schema import Config
 from agent_tunix.config.tuning import TuneConfig
-from agent_tunix.workflows.diagnosis.remedies import rounded
+from agent_tunix.workflows.diagnosis.remedies import with_lr_min
 from agent_tunix.workflows.plan import Plan
 from agent_tunix.workflows.tuning.halving import Bracket
 
@@ -117,10 +117,8 @@ def candidate(base: Config, settings: Settings) -> Config:
 
 
 def possible(base: Config, settings: Settings) -> dict[str, Any]:
-    """A peak below lr_min is refused, so lr_min goes down with it."""
-    lr_min, rate = base.scheduler.lr_min, settings[RATE]
-    lowered = {LR_MIN: rounded(rate / 10)} if lr_min is not None and rate < lr_min else {}
-    return {**settings, **lowered}
+    """Settings with the lr_min that they need."""
+    return with_lr_min(settings, base.scheduler.lr_min)
 
 
 def _distinct(values: Iterable[float]) -> tuple[float, ...]:
