@@ -17,11 +17,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from agent_tunix.models import kernels
 from agent_tunix.models.mesh import EVERYWHERE, cut, several_devices
 from agent_tunix.types import pytree
 
 LOGITS_BUDGET = 2**28  # float32 logits alive at once while log-probabilities are taken: 1 GiB
+GREATEST_LOG_ODDS = 60.0  # e^60 is far beyond sampling, and 2^18 of them are a float32
 SHARES = 8  # of the sum over the vocabulary
 
 
@@ -111,18 +111,17 @@ def token_logprobs(hidden_BCD, tokens_BC, embed_VD, temperature) -> tuple[jax.Ar
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _scores(hidden_ND, tokens_N, sharpness_N, embed_VD, rows: int) -> tuple[jax.Array, jax.Array]:
     def score(hidden_nD, tokens_n, sharpness_n):
-        logprobs_nV = _log_softmax(hidden_nD, embed_VD, sharpness_n)
-        return _chosen(logprobs_nV, tokens_n), -(jnp.exp(logprobs_nV) * logprobs_nV).sum(axis=-1)
+        _, total_n, entropy_n = _odds(hidden_nD, tokens_n, sharpness_n, embed_VD)
+        return -jnp.log(total_n), entropy_n
 
     return _by_chunks(score, rows, hidden_ND, tokens_N, sharpness_N)
 
 
 def _scores_forward(hidden_ND, tokens_N, sharpness_N, embed_VD, rows: int):
     def score(hidden_nD, tokens_n, sharpness_n):
-        logprobs_nV = _log_softmax(hidden_nD, embed_VD, sharpness_n)
-        probs_nV = jnp.exp(logprobs_nV)
-        expected_nD = _expected(probs_nV.astype(embed_VD.dtype), embed_VD)
-        return _chosen(logprobs_nV, tokens_n), -(probs_nV * logprobs_nV).sum(axis=-1), cut(expected_nD, "fsdp")
+        odds_nV, total_n, entropy_n = _odds(hidden_nD, tokens_n, sharpness_n, embed_VD)
+        expected_nD = _weighted(odds_nV.astype(embed_VD.dtype), embed_VD) / total_n[:, None]
+        return -jnp.log(total_n), entropy_n, cut(expected_nD, "fsdp")
 
     logprobs_N, entropy_N, expected_ND = _by_chunks(score, rows, hidden_ND, tokens_N, sharpness_N)
     return (logprobs_N, entropy_N), (hidden_ND, tokens_N, sharpness_N, embed_VD, expected_ND)
@@ -136,8 +135,8 @@ def _scores_backward(rows: int, saved, cotangents):
 
     def add(total_VD, part):
         hidden_nD, tokens_n, sharpness_n, scale_n = part
-        probs_nV = jnp.exp(_log_softmax(hidden_nD, embed_VD, sharpness_n))
-        departure_nV = scale_n[:, None] * (jax.nn.one_hot(tokens_n, embed_VD.shape[0]) - probs_nV)
+        odds_nV, total_n, _ = _odds(hidden_nD, tokens_n, sharpness_n, embed_VD)
+        departure_nV = scale_n[:, None] * (jax.nn.one_hot(tokens_n, embed_VD.shape[0]) - odds_nV / total_n[:, None])
         return total_VD + jnp.einsum("nv,nd->vd", departure_nV, hidden_nD.astype(jnp.float32)), None
 
     zeros_VD = jnp.zeros(embed_VD.shape, jnp.float32)
@@ -148,45 +147,37 @@ def _scores_backward(rows: int, saved, cotangents):
 _scores.defvjp(_scores_forward, _scores_backward)
 
 
-def _log_softmax(hidden_nD, embed_VD, sharpness_n) -> jax.Array:
-    """On a mesh every device has the logits of all rows for its part of the vocabulary."""
+def _odds(hidden_nD, tokens_n, sharpness_n, embed_VD) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """p_v / p_o of all v, where o is the row's own token; their sum, which is 1 / p_o; and the entropy of p.
+
+    A softmax is usually taken from the greatest logit, so that no exponential is infinite, and to find it a GPU reads all of
+    them once more. The token's own logit serves as well: what was drawn, or is to be learnt, is not beyond all measure less
+    likely than others. If it is, by more than `GREATEST_LOG_ODDS`, it counts as less likely by just that.
+
+    On a mesh every device has the logits of all rows for its part of the vocabulary.
+    """
     logits_nV = jnp.einsum("nd,vd->nv", cut(hidden_nD), embed_VD, preferred_element_type=jnp.float32)
     logits_nV = cut(logits_nV, None, EVERYWHERE) * sharpness_n[:, None]
-    if several_devices() or not kernels.capability():
-        return jax.nn.log_softmax(logits_nV, axis=-1)
-    greatest_n, total_n = _normaliser(logits_nV)
-    return logits_nV - greatest_n[:, None] - jnp.log(total_n)[:, None]
+    own_n1 = jnp.take_along_axis(logits_nV, tokens_n[:, None], axis=-1)
+    log_odds_nV = jnp.minimum(logits_nV - own_n1, GREATEST_LOG_ODDS)
+    odds_nV = jnp.exp(log_odds_nV)
+    total_n = odds_nV.sum(axis=-1)
+    return odds_nV, total_n, jnp.log(total_n) - (odds_nV * log_odds_nV).sum(axis=-1) / total_n
 
 
-def _normaliser(logits_nV: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The maximum m and sum_v exp(z_v - m) in one reading (Milakov & Gimelshein, 2018), which on a GPU is what they cost."""
-
-    def join(one, other):
-        (m, total), (n, more) = one, other
-        greatest = jnp.maximum(m, n)
-        return greatest, total * jnp.exp(m - greatest) + more * jnp.exp(n - greatest)
-
-    nothing = jnp.finfo(jnp.float32).min, jnp.float32(0)
-    return jax.lax.reduce((logits_nV, jnp.ones_like(logits_nV)), nothing, join, dimensions=(1,))
-
-
-def _expected(probs_nV: jax.Array, embed_VD: jax.Array) -> jax.Array:
-    """sum_v p_v E_v in float32. Its sum is long and its result small: in shares there is work for a whole GPU."""
-    (n, V), D = probs_nV.shape, embed_VD.shape[1]
+def _weighted(odds_nV: jax.Array, embed_VD: jax.Array) -> jax.Array:
+    """sum_v odds_v E_v in float32. The sum is long and its result small: in shares there is work for a whole GPU."""
+    (n, V), D = odds_nV.shape, embed_VD.shape[1]
     shares = math.gcd(V, SHARES)
     if several_devices() or shares == 1:
-        return jnp.matmul(probs_nV, embed_VD, preferred_element_type=jnp.float32)
+        return jnp.matmul(odds_nV, embed_VD, preferred_element_type=jnp.float32)
     of_shares = jnp.einsum(
         "nzv,zvd->znd",
-        probs_nV.reshape(n, shares, -1),
+        odds_nV.reshape(n, shares, -1),
         embed_VD.reshape(shares, -1, D),
         preferred_element_type=jnp.float32,
     )
     return of_shares.sum(axis=0)
-
-
-def _chosen(values_nV: jax.Array, tokens_n: jax.Array) -> jax.Array:
-    return jnp.take_along_axis(values_nV, tokens_n[:, None], axis=-1)[:, 0]
 
 
 def _chunks(rows: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
