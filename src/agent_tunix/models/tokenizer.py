@@ -20,7 +20,9 @@ JSON, MODEL = "tokenizer.json", "tokenizer.model"
 
 
 class Tokenizer(Protocol):
-    """`encode` puts no begin token in front by itself; `decode` leaves the control tokens out."""
+    """`encode` puts no begin token in front by itself. `encode_all` is the same for many texts, on all cores of the machine.
+    `decode` leaves the control tokens out.
+    """
 
     pad_id: int
     begin_id: int
@@ -28,6 +30,8 @@ class Tokenizer(Protocol):
     end_ids: tuple[int, ...]
 
     def encode(self, text: str) -> list[int]: ...
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -50,6 +54,9 @@ class JsonTokenizer:
 
     def encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._backend.decode([i for i in ids if i not in self._control], skip_special_tokens=False)
@@ -79,6 +86,13 @@ class SentencePieceTokenizer:
         for part in self._cut.split(text):  # sentencepiece does not look for control tokens in a text
             ids += [self._named[part]] if part in self._named else self._backend.encode(part)
         return ids
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        cut = [self._cut.split(text) for text in texts]
+        plain = list({part for parts in cut for part in parts} - self._named.keys())
+        ids = {token: [number] for token, number in self._named.items()}
+        ids |= zip(plain, self._backend.encode(plain), strict=True)
+        return [[number for part in parts for number in ids[part]] for parts in cut]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Leaves out ids past the vocabulary too: the embedding of larger models has spare rows."""

@@ -34,12 +34,12 @@ def arithmetic_rows(split: str, count: int, seed: int) -> list[Row]:
 
 
 def tokenize(
-    rows: Sequence[Row], encode: Callable[[str], list[int]], begin_id: int, system_prompt: str, longest: int
+    rows: Sequence[Row], encode_all: Callable[[list[str]], list[list[int]]], begin_id: int, system_prompt: str, longest: int
 ) -> tuple[list[Example], int]:
     """Examples whose prompts have at most `longest` tokens, and the number of those that were dropped."""
+    prompts = encode_all([chat_prompt(row.question, system_prompt) for row in rows])
     examples = [
-        Example(row.question, row.answer, (begin_id, *encode(chat_prompt(row.question, system_prompt))), row.worked)
-        for row in rows
+        Example(row.question, row.answer, (begin_id, *ids), row.worked) for row, ids in zip(rows, prompts, strict=True)
     ]
     kept = [example for example in examples if len(example.prompt_ids) <= longest]
     return kept, len(examples) - len(kept)

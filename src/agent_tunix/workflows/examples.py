@@ -48,7 +48,7 @@ def load_examples(cfg: Config, split: str, limit: int | None, tokenizer: Tokeniz
     rows = load_rows(cfg, split, limit, notice)[:limit]
     _check_vocabulary(rows, cfg.data, tokenizer)
     longest = cfg.generation.max_prompt_length
-    examples, dropped = tokenize(rows, tokenizer.encode, tokenizer.begin_id, cfg.data.system_prompt, longest)
+    examples, dropped = tokenize(rows, tokenizer.encode_all, tokenizer.begin_id, cfg.data.system_prompt, longest)
     if dropped:
         notice(f"{dropped} of {len(rows)} {split} prompts exceed generation.max_prompt_length={longest} and are left out.")
     if not examples:

@@ -9,6 +9,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2 as pb
 
 from agent_tunix.errors import UserError
+from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.models.tokenizer_files import tokenizer_files
 from agent_tunix.tasks.prompts import chat_prompt
@@ -83,6 +84,13 @@ def test_control_tokens_in_the_text_are_those_tokens(tokenizer):
     assert ids[-3:] == [1, 0, 3]
     assert tokenizer.end_ids[1] in ids
     assert tokenizer.decode(ids) == "ann\n" + tokenizer.decode([3])
+
+
+def test_many_texts_at_once_are_each_by_itself(tokenizer):
+    texts = [*TEXTS, "<bos>ann<end_of_turn>\n<eos><pad><unk>", "", TEXTS[0]]
+    for one in (tokenizer, load_tokenizer(find_checkpoint("package:tiny"))):
+        assert one.encode_all(texts) == [one.encode(text) for text in texts]
+        assert one.encode_all([]) == []
 
 
 def test_nothing_is_put_in_front(tokenizer):

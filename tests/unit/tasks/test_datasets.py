@@ -24,7 +24,7 @@ def examples(count: int) -> list[Example]:
 def test_prompts_over_the_limit_are_dropped_and_counted():
     rows = [Row("ab", "1"), Row("abcdef", "2")]
     shortest = len("<start_of_turn>user\nab<end_of_turn>\n<start_of_turn>model\n") + 1
-    kept, dropped = tokenize(rows, lambda text: [ord(c) for c in text], 2, "", shortest)
+    kept, dropped = tokenize(rows, lambda texts: [[ord(c) for c in text] for text in texts], 2, "", shortest)
     assert [(e.question, e.answer) for e in kept] == [("ab", "1")]
     assert kept[0].prompt_ids[:2] == (2, ord("<"))
     assert len(kept[0].prompt_ids) == shortest
