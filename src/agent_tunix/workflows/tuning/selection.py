@@ -97,9 +97,12 @@ def standings(history: Sequence[Sequence[Result]], chosen: float) -> list[Standi
 
 
 def over_seeds(accuracies: Sequence[Accuracy]) -> Interval:
-    """The mean over seeds: the wider of Wilson's interval for all problems together and Student's over the seeds."""
+    """The mean over seeds: the wider of Wilson's interval and Student's over the seeds.
+
+    All seeds are asked the same problems of a data set, so Wilson's counts those of one: more seeds are no more problems.
+    """
     mean, spread = statistics.fmean(a.share for a in accuracies), _student([a.share for a in accuracies])
-    low, high = Accuracy(accuracies[0].step, mean, sum(a.n for a in accuracies)).interval
+    low, high = Accuracy(accuracies[0].step, mean, min(a.n for a in accuracies)).interval
     return Interval(mean, max(0.0, min(low, mean - spread)), min(1.0, max(high, mean + spread)))
 
 

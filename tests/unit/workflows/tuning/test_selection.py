@@ -86,7 +86,7 @@ def test_standings_compare_each_value_where_both_were_last():
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=10))
 def test_an_interval_holds_its_mean_and_is_never_narrower_than_binomial_noise(rights):
     found = over_seeds(seeds(*(right / 200 for right in rights)))
-    low, high = Accuracy(40, sum(rights) / 200 / len(rights), 200 * len(rights)).interval
+    low, high = Accuracy(40, sum(rights) / 200 / len(rights), 200).interval
     assert 0 <= found.low <= low + 1e-12
     assert low <= found.middle + 1e-12
     assert found.middle <= high + 1e-12
@@ -101,6 +101,18 @@ def test_the_interval_covers_the_mean_of_seeds_that_differ():
         rates = np.clip(rng.normal(0.6, 0.05, size=4), 0, 1)
         interval = over_seeds(seeds(*(rng.binomial(1000, rate) / 1000 for rate in rates), n=1000))
         covered += interval.low <= 0.6 <= interval.high
+    assert covered / 500 > 0.93
+
+
+def test_the_interval_covers_what_the_model_can_where_all_seeds_are_asked_the_same_problems():
+    """Problems are easy or hard for every seed alike: few of them say little, however many seeds answer."""
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(500):
+        easy = rng.random(100) < 0.6
+        answered = (rng.random((5, 100)) < 0.05) ^ easy
+        interval = over_seeds(seeds(*answered.mean(axis=1), n=100))
+        covered += interval.low <= 0.6 * 0.95 + 0.4 * 0.05 <= interval.high
     assert covered / 500 > 0.93
 
 
