@@ -17,12 +17,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
+from agent_tunix.config.continuation import resumed
 from agent_tunix.config.launch import Launch, launched
-from agent_tunix.config.load import config_folder, did_you_mean, hydra_arguments, missing_option, read_config, validate
+from agent_tunix.config.load import config_folder, did_you_mean, hydra_arguments, missing_option, validate
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
 from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 from agent_tunix.engine import lifeline
@@ -106,13 +107,13 @@ def _train(composed: DictConfig) -> float | None:
     from agent_tunix.workflows import train as workflow
 
     cfg, output = validate(composed, Config), _output()
-    resumed = _resumed(cfg.training.resume) if cfg.training.resume is not None else None
+    goes_on = resumed(folder, HydraConfig.get().overrides.task) if (folder := cfg.training.resume) is not None else None
     if cfg.dry_run:
         if processes.first():
-            dry_run.run(resumed[0] if resumed else cfg, _relative(output), console)
+            dry_run.run(goes_on[0] if goes_on else cfg, _relative(output), console)
         return None
-    if resumed:
-        cfg, output = resumed
+    if goes_on:
+        cfg, output = goes_on
     elif processes.first() and (output / "config.yaml").exists():
         raise UserError(
             f"{output} already holds a run; continue it with training.resume={output}, or choose another folder."
@@ -168,25 +169,7 @@ def _given(overrides: Iterable[str]) -> tuple[str, ...]:
 def _accuracy(summary: Mapping[str, typing.Any]) -> float:
     """The last accuracy of a run; one that diverged is worth nothing."""
     final = summary.get("final_eval")
-    return final["accuracy"] if final and summary["status"] != "diverged" else 0.0
-
-
-def _resumed(folder: str) -> tuple[Config, Path]:
-    """A run's own configuration, with the values that were overridden on the command line of its continuation."""
-    path = Path(folder)
-    if not (path / "config.yaml").exists():
-        raise UserError(f"training.resume={folder}: this is not the folder of a run, it has no config.yaml.")
-    saved = read_config(path / "config.yaml")
-    for override in HydraConfig.get().overrides.task:
-        key, _, value = override.lstrip("+").partition("=")
-        if key in ("training.resume", "dry_run"):
-            continue
-        if "." not in key and key != "seed":
-            raise UserError(
-                f"{override}: a resumed run keeps its own groups; only single values, as in a.b=c, can be changed."
-            )
-        saved.merge_with(OmegaConf.from_dotlist([f"{key}={value}"]))
-    return validate(saved, Config), path
+    return final["accuracy"] if final and summary["status"] != "diverged" and not summary.get("rollbacks") else 0.0
 
 
 def _lr_find(composed: DictConfig) -> None:
