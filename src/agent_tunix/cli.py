@@ -167,7 +167,7 @@ def _given(overrides: Iterable[str]) -> tuple[str, ...]:
 
 
 def _accuracy(summary: Mapping[str, typing.Any]) -> float:
-    """The last accuracy of a run; one that diverged is worth nothing."""
+    """The last accuracy of a run; one that diverged is worth nothing, even where it went on at a tenth of its rate."""
     final = summary.get("final_eval")
     return final["accuracy"] if final and summary["status"] != "diverged" and not summary.get("rollbacks") else 0.0
 
