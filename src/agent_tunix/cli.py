@@ -23,7 +23,7 @@ from rich.console import Console
 
 from agent_tunix.config.continuation import resumed
 from agent_tunix.config.launch import Launch, launched
-from agent_tunix.config.load import config_folder, did_you_mean, hydra_arguments, missing_option, validate
+from agent_tunix.config.load import C, config_folder, did_you_mean, hydra_arguments, missing_option, validate
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
 from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 from agent_tunix.engine import lifeline
@@ -106,7 +106,7 @@ def _train(composed: DictConfig) -> float | None:
     from agent_tunix.workflows import dry_run
     from agent_tunix.workflows import train as workflow
 
-    cfg, output = validate(composed, Config), _output()
+    cfg, output = _agreed(validate(composed, Config)), _output()
     goes_on = resumed(folder, HydraConfig.get().overrides.task) if (folder := cfg.training.resume) is not None else None
     if cfg.dry_run:
         if processes.first():
@@ -122,6 +122,15 @@ def _train(composed: DictConfig) -> float | None:
         resume = f"training.resume={_relative(output)}"
         lifeline.current.advice = f"Start all of them again with {resume}: the run goes on from its last checkpoint."
     return _accuracy(workflow.run(cfg, _relative(output), console, _given(HydraConfig.get().overrides.task)))
+
+
+def _agreed(cfg: C) -> C:
+    """A configuration that all processes have."""
+    from agent_tunix.engine import processes
+    from agent_tunix.workflows.diagnosis.remedies import leaves
+
+    processes.refuse_differences(lambda: leaves(cfg.model_dump(mode="json")))
+    return cfg
 
 
 def _output() -> Path:
@@ -189,7 +198,7 @@ def _tune(composed: DictConfig) -> None:
 def _evaluate(composed: DictConfig) -> None:
     from agent_tunix.workflows import evaluate as workflow
 
-    workflow.run(validate(composed, EvaluateConfig), _output(), console, HydraConfig.get().overrides.task)
+    workflow.run(_agreed(validate(composed, EvaluateConfig)), _output(), console, HydraConfig.get().overrides.task)
 
 
 def _export(composed: DictConfig) -> None:
