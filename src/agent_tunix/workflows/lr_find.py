@@ -28,7 +28,7 @@ from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.tasks.datasets import Stream
 from agent_tunix.workflows import ramp, setup
 from agent_tunix.workflows.curve import as_svg, in_characters
-from agent_tunix.workflows.diagnosis.remedies import join, less
+from agent_tunix.workflows.diagnosis.remedies import join, less, rounded, with_lr_min
 from agent_tunix.workflows.display import Bars
 from agent_tunix.workflows.gather import Run
 from agent_tunix.workflows.plan import make_plan
@@ -57,7 +57,7 @@ def run(cfg: LrFindConfig, path: Path, console: Console, overrides: Sequence[str
             bars.notice(f"The ramp ends here. {str(fault).splitlines()[0]}")
     shutil.rmtree(path / "checkpoints", ignore_errors=True)
     found = _reading(path, r, whole)
-    advice = _advice(found, r, interruption.requested)
+    advice = _advice(found, r, interruption.requested, whole.cfg.scheduler.lr_min)
     _write(path, found, advice, interruption.requested)
     report_on(path, bars.notice)
     _show(path, found, advice, console)
@@ -138,17 +138,20 @@ def _reading(path: Path, r: Run, whole: Run) -> Record:
     return {"rates": rates, "reward": rewards, "kl": kls, **dataclasses.asdict(found)}
 
 
-def _advice(found: Record, r: Run, interrupted: bool) -> list[str]:
-    """The commands to try next; a ramp cannot be longer than an epoch of the data."""
+def _advice(found: Record, r: Run, interrupted: bool, lr_min: float | None) -> list[str]:
+    """The commands to try next; a ramp cannot be longer than an epoch of the data, and the run's lr_min not above a rate."""
     if found["suggested"] is None:
         most = len(r.task.train) // r.cfg.training.prompts_per_step * r.plan.iterations
         steps = r.plan.total_steps if interrupted else min(2 * r.plan.total_steps, most)
         return [join([*less(r.overrides, "lr_find.num_steps"), f"lr_find.num_steps={steps}"], "lr-find")]
-    own = less(r.overrides, "lr_find.")
-    low, high = found["range"]
-    grid = ",".join(f"{rate:.2g}" for rate in dict.fromkeys((low, found["suggested"], high)))
-    own = less(own, RATE)
-    return [join([*own, f"{RATE}={found['suggested']:g}"]), join(["--multirun", *own, f"{RATE}={grid}"])]
+    low, high = (rounded(rate) for rate in found["range"])
+    grid = ",".join(f"{rate:g}" for rate in dict.fromkeys((low, found["suggested"], high)))
+
+    def at(least: float, rates: str) -> list[str]:
+        changes = with_lr_min({RATE: least}, lr_min) | {RATE: rates}
+        return [*less(r.overrides, "lr_find.", *changes), *(f"{key}={value}" for key, value in changes.items())]
+
+    return [join(at(found["suggested"], f"{found['suggested']:g}")), join(["--multirun", *at(low, grid)])]
 
 
 def _write(path: Path, found: Record, advice: list[str], interrupted: bool) -> None:
