@@ -23,7 +23,15 @@ from rich.console import Console
 
 from agent_tunix.config.continuation import resumed
 from agent_tunix.config.launch import Launch, launched
-from agent_tunix.config.load import C, config_folder, did_you_mean, hydra_arguments, missing_option, validate
+from agent_tunix.config.load import (
+    C,
+    config_folder,
+    did_you_mean,
+    hydra_arguments,
+    missing_option,
+    unreadable,
+    validate,
+)
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
 from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 from agent_tunix.engine import lifeline
@@ -275,7 +283,7 @@ def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> No
     except MissingConfigException as mistake:
         _fail(UserError(missing_option(mistake)))
     except (HydraException, OmegaConfBaseException) as mistake:
-        _fail(UserError(mistake))
+        _fail(UserError(unreadable(mistake)))
 
 
 def _relative(path: Path) -> Path:

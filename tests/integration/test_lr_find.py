@@ -49,7 +49,7 @@ def test_a_ramp_without_a_signal_says_so_and_what_to_try(command, tmp_path):
     assert found["range"] is None
     assert len(found["rates"]) == 6, "one of each batch"
     advice = json.loads((tmp_path / "out" / "summary.json").read_text())["advice"]
-    assert advice[0].endswith("lr_find.num_steps=24")
+    assert advice[0].endswith("lr_find.lr_high=1e-08")
 
 
 @pytest.mark.parametrize(("interrupted", "steps"), [(True, 40), (False, 60)])
@@ -58,14 +58,15 @@ def test_a_ramp_without_a_suggestion_is_advised_as_long_as_it_can_be_or_once_mor
     cfg = SimpleNamespace(training=SimpleNamespace(prompts_per_step=2))
     plan = SimpleNamespace(total_steps=40, iterations=1)
     r = SimpleNamespace(task=SimpleNamespace(train=[None] * 120), cfg=cfg, plan=plan, overrides=["lr_find.num_steps=40"])
-    [advice] = lr_find._advice({"suggested": None}, r, interrupted, 1e-7)
+    found = {"suggested": None, "rates": [1e-3], "kl": [0.5]}
+    [advice] = lr_find._advice(found, r, interrupted, 1e-7)
     assert advice.endswith(f"lr-find lr_find.num_steps={steps}")
 
 
 def test_a_rate_below_the_runs_lr_min_takes_it_down_with_it():
     """The command would be refused."""
     r = SimpleNamespace(overrides=["lr_find.num_steps=40", "scheduler.lr_min=3e-6", "seed=7"])
-    run, sweep = lr_find._advice({"suggested": 6e-6, "range": (2.61e-6, 1e-5)}, r, False, 3e-6)
+    run, sweep = lr_find._advice({"suggested": 6e-6, "range": (2.61e-6, 1e-5), "rates": []}, r, False, 3e-6)
     assert run.endswith(" scheduler.lr_min=3e-6 seed=7 optimizer.learning_rate=6e-06")
     assert sweep.endswith("--multirun seed=7 optimizer.learning_rate=2.6e-06,6e-06,1e-05 scheduler.lr_min=2.6e-07")
 

@@ -67,6 +67,12 @@ def missing_option(mistake: MissingConfigException) -> str:
     return f"{group}={option}: there is no such option{hint}\nThe options of {group} are: {known}"
 
 
+def unreadable(mistake: Exception) -> str:
+    """What to say of a mistake that Hydra found; of an override that is no key=value it may show a part alone."""
+    given = str(getattr(mistake, "override", None) or "").removeprefix("++")
+    return str(mistake) if given in str(mistake) else f"{given}: {mistake}"
+
+
 def validate(composed: DictConfig | Mapping[str, Any], kind: type[C]) -> C:
     """Resolves and checks a configuration; raises one UserError that lists every fault."""
     try:

@@ -38,6 +38,7 @@ from agent_tunix.workflows.train import prepare, training
 RATE = "optimizer.learning_rate"
 REACH = 4  # half decades either side of the model's guidance
 LEAST_BETA = 1e-9  # the KL term costs nothing at this weight, and is measured
+STILL = 0.01  # nats a token: a policy that has come no further by the last rate was not driven fast enough
 MEASURED = ("lr", "reward/mean", "kl")
 
 
@@ -139,7 +140,14 @@ def _reading(path: Path, r: Run, whole: Run) -> Record:
 
 
 def _advice(found: Record, r: Run, interrupted: bool, lr_min: float | None) -> list[str]:
-    """The commands to try next; a ramp cannot be longer than an epoch of the data, and the run's lr_min not above a rate."""
+    """The commands to try next: further up where the policy hardly moved, else more steps, as many as an epoch has.
+
+    The run's lr_min goes down with a rate below it.
+    """
+    reached = found["rates"][-1] if found["rates"] else 1.0
+    if found["suggested"] is None and not interrupted and reached < 1 and found["kl"][-1] < STILL:
+        further = f"lr_find.lr_high={min(1.0, rounded(100 * reached)):g}"
+        return [join([*less(r.overrides, "lr_find.lr_high"), further], "lr-find")]
     if found["suggested"] is None:
         most = len(r.task.train) // r.cfg.training.prompts_per_step * r.plan.iterations
         steps = r.plan.total_steps if interrupted else min(2 * r.plan.total_steps, most)

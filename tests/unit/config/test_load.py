@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from agent_tunix.config.load import (
@@ -11,6 +12,7 @@ from agent_tunix.config.load import (
     hydra_arguments,
     keys,
     read_config,
+    unreadable,
     validate,
 )
 from agent_tunix.config.schema import Config, EvaluateConfig
@@ -158,6 +160,14 @@ def test_an_unknown_key_of_an_unknown_group_is_one_fault(faults):
 )
 def test_did_you_mean(word, hint):
     assert did_you_mean(word, ["train", "evaluate"]) == hint
+
+
+def test_an_override_that_cannot_be_parsed_is_named():
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        for given in ("optimizer.betas=[0.9", "seed"):
+            with pytest.raises(HydraException) as mistake:
+                compose("config", hydra_arguments([given]))
+            assert given in unreadable(mistake.value)
 
 
 @pytest.mark.parametrize("value", ["2", "007", "2026_11", "1e5"])
