@@ -59,9 +59,10 @@ def run(cfg: LrFindConfig, path: Path, console: Console, overrides: Sequence[str
     shutil.rmtree(path / "checkpoints", ignore_errors=True)
     found = _reading(path, r, whole)
     advice = _advice(found, r, interruption.requested, whole.cfg.scheduler.lr_min)
-    _write(path, found, advice, interruption.requested)
+    updates = len(found["rates"]) * r.plan.iterations
+    _write(path, found, advice, interruption.requested, updates)
     report_on(path, bars.notice)
-    _show(path, found, advice, console)
+    _show(path, found, advice, console, updates)
     return found
 
 
@@ -162,7 +163,7 @@ def _advice(found: Record, r: Run, interrupted: bool, lr_min: float | None) -> l
     return [join(at(found["suggested"], f"{found['suggested']:g}")), join(["--multirun", *at(low, grid)])]
 
 
-def _write(path: Path, found: Record, advice: list[str], interrupted: bool) -> None:
+def _write(path: Path, found: Record, advice: list[str], interrupted: bool, updates: int) -> None:
     """A ramp that ended early has done its work; the advice of a run would be to go on with it."""
     replace_text(path / "lr_find.json", json.dumps(found, indent=2) + "\n")
     summary = json.loads((path / "summary.json").read_text())
@@ -170,15 +171,16 @@ def _write(path: Path, found: Record, advice: list[str], interrupted: bool) -> N
     replace_text(path / "summary.json", json.dumps(summary | {"status": status, "advice": advice}, indent=2) + "\n")
     if len(found["rates"]) > 1:
         title = f"reward, at rates from {found['rates'][0]:.1e} to {found['rates'][-1]:.1e}"
-        replace_text(path / "lr_find.svg", as_svg(found["reward"], title))
+        replace_text(path / "lr_find.svg", as_svg(found["reward"], title, updates))
 
 
-def _show(path: Path, found: Record, advice: list[str], console: Console) -> None:
+def _show(path: Path, found: Record, advice: list[str], console: Console, updates: int) -> None:
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     if len(found["rates"]) > 1:
-        say(f"\nreward, at rates from {found['rates'][0]:.1e} to {found['rates'][-1]:.1e}\n{in_characters(found['reward'])}")
+        title = f"reward, at rates from {found['rates'][0]:.1e} to {found['rates'][-1]:.1e}"
+        say(f"\n{title}\n{in_characters(found['reward'], updates)}")
     say(f"\n{found['conclusion']}")
     if found["suggested"] is not None:
         say(f"Suggested: {RATE}={found['suggested']:g}")
