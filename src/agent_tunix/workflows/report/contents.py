@@ -74,17 +74,14 @@ def _sweep(folder: Path) -> Record:
     section, verdict, candidates, findings = _sweep_section(folder, folder)
     mode = read_object(folder / "sweep.json").get("mode")
     runs = [one.run for one in candidates if one.run is not None]
-    if suggestions := ramps_verdict({one.label: folder / one.name for one in candidates}):
-        verdict, findings = suggestions, []
-        candidates = [dataclasses.replace(one, report=None) for one in candidates]
+    ramps = any(doctor.is_ramp(folder / one.name) for one in candidates)
+    own = [_finding(f, one.label) for one in candidates if one.report for f in one.report.findings]
+    judged = {} if ramps else {"findings": [*map(_finding, findings), *own]}
     tiles = [("candidates", str(len(candidates)), ""), *([("run as", str(mode), "")] if mode else [])]
     return {
         "verdict": verdict,
         "tiles": tiles + (_about(runs[0]) if runs else []),
-        "findings": [
-            *map(_finding, findings),
-            *(_finding(f, one.label) for one in candidates if one.report for f in one.report.findings),
-        ],
+        **judged,
         "sections": [*finder_sections(folder), section],
         "settings": settings(runs),
     }
@@ -92,6 +89,9 @@ def _sweep(folder: Path) -> Record:
 
 def _sweep_section(folder: Path, root: Path) -> tuple[Record, Verdict, list[Candidate], Sequence[Finding]]:
     candidates, report = read_candidates(folder)
+    suggestions = ramps_verdict({one.label: folder / one.name for one in candidates})
+    if suggestions and report:
+        report = dataclasses.replace(report, best=None, tied=[])
     begun = [one for one in candidates if one.run is not None]
     best = next((one for one in begun if report and one.name == report.best), None)
     tied = [one for one in begun if report and one.name in report.tied]
@@ -110,7 +110,7 @@ def _sweep_section(folder: Path, root: Path) -> tuple[Record, Verdict, list[Cand
         "table": table(candidates, report.best if report else None, report.tied if report else [], pages),
         "samples": _samples([(one.label, folder / one.name) for one in ordered]),
     }
-    verdict = sweep_verdict(
+    verdict = suggestions or sweep_verdict(
         [one.standing for one in candidates], best.standing if best else None, [one.standing for one in tied]
     )
     return section, verdict, candidates, report.findings if report else []
