@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -15,6 +16,7 @@ FIXED = {  # what a run cannot change and still be one run
     "seed": "the order of the data follows from it",
     "model.lora_alpha": "it scales what the adapters have learnt",
     "optimizer.optimizer_name": "its state is another optimizer's",
+    "training.init_from": "it is compared with what it began from",
     "training.method": "what was learnt by the other would count as its own",
     "training.train_fraction": "problems that were trained on would count as held out",
 }
@@ -36,6 +38,12 @@ def resumed(folder: str, overrides: Sequence[str]) -> tuple[Config, Path]:
                 f"{override}: a resumed run keeps its own groups; only single values, as in a.b=c, can be changed."
             )
         saved.merge_with(OmegaConf.from_dotlist([f"{key}={value}"]))
-        if key in FIXED and OmegaConf.select(saved, key) != began[key]:
-            raise UserError(f"{key}={value}: a resumed run keeps {key}={began[key]}, as {FIXED[key]}. Start another run.")
+        if key in FIXED and not _same(key, began[key], OmegaConf.select(saved, key)):
+            kept = "null" if began[key] is None else began[key]
+            raise UserError(f"{key}={value}: a resumed run keeps {key}={kept}, as {FIXED[key]}. Start another run.")
     return validate(saved, Config), path
+
+
+def _same(key: str, before: Any, now: Any) -> bool:
+    """Whether it is still one run; the folder that it began from may have been moved."""
+    return before == now or (key == "training.init_from" and None not in (before, now))

@@ -14,6 +14,7 @@ OTHER = {
     "seed": "43",
     "model.lora_alpha": "1",
     "optimizer.optimizer_name": "schedule_free_adamw",
+    "training.init_from": "runs/other",
     "training.method": "supervised",
     "training.train_fraction": "0.5",
 }
@@ -37,7 +38,16 @@ def test_what_would_make_another_run_of_it_is_refused(run, key):
     with pytest.raises(UserError, match=f"{key}={OTHER[key]}: a resumed run keeps {key}="):
         resumed(run, [f"++{key}={OTHER[key]}"])
     own = OmegaConf.select(OmegaConf.load(Path(run) / "config.yaml"), key)
-    resumed(run, [f"{key}={own}"])
+    resumed(run, [f"{key}={'null' if own is None else own}"])
+
+
+def test_the_folder_that_a_run_began_from_may_have_been_moved(run, tmp_path):
+    config = OmegaConf.load(Path(run) / "config.yaml")
+    OmegaConf.update(config, "training.init_from", "runs/first")
+    OmegaConf.save(config, tmp_path / "config.yaml")
+    assert resumed(str(tmp_path), ["training.init_from=kept/first"])[0].training.init_from == "kept/first"
+    with pytest.raises(UserError, match=r"keeps training\.init_from=runs/first"):
+        resumed(str(tmp_path), ["training.init_from=null"])
 
 
 def test_groups_and_folders_without_a_run_are_refused(run, tmp_path):
