@@ -17,12 +17,21 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
+from agent_tunix.config.continuation import resumed
 from agent_tunix.config.launch import Launch, launched
-from agent_tunix.config.load import config_folder, did_you_mean, hydra_arguments, missing_option, read_config, validate
+from agent_tunix.config.load import (
+    C,
+    config_folder,
+    did_you_mean,
+    hydra_arguments,
+    missing_option,
+    unreadable,
+    validate,
+)
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
 from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 from agent_tunix.engine import lifeline
@@ -105,14 +114,14 @@ def _train(composed: DictConfig) -> float | None:
     from agent_tunix.workflows import dry_run
     from agent_tunix.workflows import train as workflow
 
-    cfg, output = validate(composed, Config), _output()
-    resumed = _resumed(cfg.training.resume) if cfg.training.resume is not None else None
+    cfg, output = _agreed(validate(composed, Config)), _output()
+    goes_on = resumed(folder, HydraConfig.get().overrides.task) if (folder := cfg.training.resume) is not None else None
     if cfg.dry_run:
         if processes.first():
-            dry_run.run(resumed[0] if resumed else cfg, _relative(output), console)
+            dry_run.run(goes_on[0] if goes_on else cfg, _relative(output), console)
         return None
-    if resumed:
-        cfg, output = resumed
+    if goes_on:
+        cfg, output = goes_on
     elif processes.first() and (output / "config.yaml").exists():
         raise UserError(
             f"{output} already holds a run; continue it with training.resume={output}, or choose another folder."
@@ -121,6 +130,15 @@ def _train(composed: DictConfig) -> float | None:
         resume = f"training.resume={_relative(output)}"
         lifeline.current.advice = f"Start all of them again with {resume}: the run goes on from its last checkpoint."
     return _accuracy(workflow.run(cfg, _relative(output), console, _given(HydraConfig.get().overrides.task)))
+
+
+def _agreed(cfg: C) -> C:
+    """A configuration that all processes have."""
+    from agent_tunix.engine import processes
+    from agent_tunix.workflows.diagnosis.remedies import leaves
+
+    processes.refuse_differences(lambda: leaves(cfg.model_dump(mode="json")))
+    return cfg
 
 
 def _output() -> Path:
@@ -166,27 +184,9 @@ def _given(overrides: Iterable[str]) -> tuple[str, ...]:
 
 
 def _accuracy(summary: Mapping[str, typing.Any]) -> float:
-    """The last accuracy of a run; one that diverged is worth nothing."""
+    """The last accuracy of a run; one that diverged is worth nothing, even where it went on at a tenth of its rate."""
     final = summary.get("final_eval")
-    return final["accuracy"] if final and summary["status"] != "diverged" else 0.0
-
-
-def _resumed(folder: str) -> tuple[Config, Path]:
-    """A run's own configuration, with the values that were overridden on the command line of its continuation."""
-    path = Path(folder)
-    if not (path / "config.yaml").exists():
-        raise UserError(f"training.resume={folder}: this is not the folder of a run, it has no config.yaml.")
-    saved = read_config(path / "config.yaml")
-    for override in HydraConfig.get().overrides.task:
-        key, _, value = override.lstrip("+").partition("=")
-        if key in ("training.resume", "dry_run"):
-            continue
-        if "." not in key and key != "seed":
-            raise UserError(
-                f"{override}: a resumed run keeps its own groups; only single values, as in a.b=c, can be changed."
-            )
-        saved.merge_with(OmegaConf.from_dotlist([f"{key}={value}"]))
-    return validate(saved, Config), path
+    return final["accuracy"] if final and summary["status"] != "diverged" and not summary.get("rollbacks") else 0.0
 
 
 def _lr_find(composed: DictConfig) -> None:
@@ -206,7 +206,7 @@ def _tune(composed: DictConfig) -> None:
 def _evaluate(composed: DictConfig) -> None:
     from agent_tunix.workflows import evaluate as workflow
 
-    workflow.run(validate(composed, EvaluateConfig), _output(), console, HydraConfig.get().overrides.task)
+    workflow.run(_agreed(validate(composed, EvaluateConfig)), _output(), console, HydraConfig.get().overrides.task)
 
 
 def _export(composed: DictConfig) -> None:
@@ -283,7 +283,7 @@ def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> No
     except MissingConfigException as mistake:
         _fail(UserError(missing_option(mistake)))
     except (HydraException, OmegaConfBaseException) as mistake:
-        _fail(UserError(mistake))
+        _fail(UserError(unreadable(mistake)))
 
 
 def _relative(path: Path) -> Path:

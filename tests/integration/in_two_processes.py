@@ -51,6 +51,9 @@ def agreement(index: int) -> None:
     assert not processes.any_of(False)
     assert processes.everyones("ä" * index) == ["", "ä"]
     assert processes.agreed(lambda: index) == index
+    processes.refuse_differences(lambda: {"seed": 1, "betas": [0.9, 0.99]})
+    with pytest.raises(UserError, match="differ in seed, other"):
+        processes.refuse_differences(lambda: {"same": 0, "seed": index, "other": [index]})
     for mistake in (UserError("one\ntwo"), DivergenceError("three")):
 
         def work(mistake: UserError = mistake) -> None:

@@ -49,7 +49,7 @@ def test_a_ramp_without_a_signal_says_so_and_what_to_try(command, tmp_path):
     assert found["range"] is None
     assert len(found["rates"]) == 6, "one of each batch"
     advice = json.loads((tmp_path / "out" / "summary.json").read_text())["advice"]
-    assert advice[0].endswith("lr_find.num_steps=24")
+    assert advice[0].endswith("lr_find.lr_high=1e-08")
 
 
 @pytest.mark.parametrize(("interrupted", "steps"), [(True, 40), (False, 60)])
@@ -58,8 +58,17 @@ def test_a_ramp_without_a_suggestion_is_advised_as_long_as_it_can_be_or_once_mor
     cfg = SimpleNamespace(training=SimpleNamespace(prompts_per_step=2))
     plan = SimpleNamespace(total_steps=40, iterations=1)
     r = SimpleNamespace(task=SimpleNamespace(train=[None] * 120), cfg=cfg, plan=plan, overrides=["lr_find.num_steps=40"])
-    [advice] = lr_find._advice({"suggested": None}, r, interrupted)
+    found = {"suggested": None, "rates": [1e-3], "kl": [0.5]}
+    [advice] = lr_find._advice(found, r, interrupted, 1e-7)
     assert advice.endswith(f"lr-find lr_find.num_steps={steps}")
+
+
+def test_a_rate_below_the_runs_lr_min_takes_it_down_with_it():
+    """The command would be refused."""
+    r = SimpleNamespace(overrides=["lr_find.num_steps=40", "scheduler.lr_min=3e-6", "seed=7"])
+    run, sweep = lr_find._advice({"suggested": 6e-6, "range": (2.61e-6, 1e-5), "rates": []}, r, False, 3e-6)
+    assert run.endswith(" scheduler.lr_min=3e-6 seed=7 optimizer.learning_rate=6e-06")
+    assert sweep.endswith("--multirun seed=7 optimizer.learning_rate=2.6e-06,6e-06,1e-05 scheduler.lr_min=2.6e-07")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +99,7 @@ def test_a_ramp_that_broke_off_is_not_gone_on_with_as_a_run(command, tmp_path, m
     assert outcome.err.strip() == "killed"
     assert (tmp_path / "out" / "config.yaml").exists()
     assert "not ended" in json.loads((tmp_path / "out" / "lr_find.json").read_text())["conclusion"]
-    for verb, argument in (("train", "training.resume=out"), ("doctor", "out")):
+    for verb, argument in (("train", "training.resume=out"), ("doctor", "out"), ("export", "run=out")):
         outcome = command(verb, argument)
         assert outcome.code == 2
         assert "a ramp of lr-find" in outcome.err

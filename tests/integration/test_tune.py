@@ -165,6 +165,16 @@ def test_a_budget_in_time_is_kept_and_what_was_not_done_is_said(command, tmp_pat
     assert (tmp_path / "out" / "best.yaml").exists()
 
 
+def test_a_search_in_which_all_diverged_is_no_success(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(Session, "train", lambda self, trials, until: None)  # so that none has an accuracy
+    outcome = command("tune", *RUN, "tune.budget=24", "hydra.run.dir=out")
+    assert outcome.code == 3
+    assert "Every coarse learning rate that was tried diverged." in outcome.out
+    assert "found no settings" in outcome.err
+    assert "doctor out/1-coarse-rate" in outcome.err
+    assert not (tmp_path / "out" / "best.yaml").exists()
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

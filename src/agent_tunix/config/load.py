@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from agent_tunix.errors import UserError
 
 EXTRAS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit", "optuna": "optuna"}
 C = TypeVar("C", bound=BaseModel)
+FOLDERS = ("run", "output", "training.resume", "training.init_from", "data.path", "model.weights")
 WHY = {
     "grpo.num_generations": "GRPO compares the completions of one prompt with each other",
     "generation.temperature": "for greedy decoding evaluate with inference_config=greedy",
@@ -44,8 +46,13 @@ def hydra_arguments(given: list[str]) -> list[str]:
 
 
 def _lenient(argument: str) -> str:
-    """Makes Hydra take any single value (`++key=value`), so that all unknown keys are reported by the schema, together."""
-    key, equals, _ = argument.partition("=")
+    """Makes Hydra take any single value (`++key=value`), so that all unknown keys are reported by the schema, together.
+
+    A folder may have a number for its name, which Hydra would take for one.
+    """
+    key, equals, value = argument.partition("=")
+    if key in FOLDERS and re.fullmatch(r"[0-9][\w.+-]*", value):
+        argument = f"{key}='{value}'"
     groups = [path.name for path in config_folder().iterdir() if path.is_dir()]
     plain = equals and key[:1].isalpha() and not key.startswith("hydra") and "@" not in key
     return f"++{argument}" if plain and key not in groups else argument
@@ -58,6 +65,12 @@ def missing_option(mistake: MissingConfigException) -> str:
         return f"{group}={option} needs an extra: pip install 'agent-tunix[{EXTRAS[option]}]'"
     hint, known = did_you_mean(option, mistake.options or ()), ", ".join(mistake.options or ())
     return f"{group}={option}: there is no such option{hint}\nThe options of {group} are: {known}"
+
+
+def unreadable(mistake: Exception) -> str:
+    """What to say of a mistake that Hydra found; of an override that is no key=value it may show a part alone."""
+    given = str(getattr(mistake, "override", None) or "").removeprefix("++")
+    return str(mistake) if given in str(mistake) else f"{given}: {mistake}"
 
 
 def validate(composed: DictConfig | Mapping[str, Any], kind: type[C]) -> C:

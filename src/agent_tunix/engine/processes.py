@@ -9,8 +9,10 @@ for ever. Process 0 alone writes and speaks. With one process all of this is voi
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
+import signal
 import socket
 import sys
 import threading
@@ -59,7 +61,10 @@ def _join(launch: Launch) -> lifeline.Lifeline:
     waiting = threading.Timer(JOIN_SECONDS, _give_up, [launch])
     waiting.daemon = True
     waiting.start()
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)  # JAX waits where Python does not hear Ctrl-C
     try:
+        if launch.coordinator and launch.process == 0:
+            _serve(int(launch.coordinator.rpartition(":")[2])).close()  # JAX dies of a port that it cannot have
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is missing is said below
             jax.distributed.initialize(
@@ -68,10 +73,12 @@ def _join(launch: Launch) -> lifeline.Lifeline:
                 initialization_timeout=JOIN_SECONDS + 60,
                 heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             )
-    except (ValueError, RuntimeError) as fault:
+        state = distributed.global_state
+        peers = _connect(state.process_id, state.num_processes, str(state.coordinator_address), state.client)
+    except (ValueError, RuntimeError, OSError) as fault:
         raise UserError(_not_found(launch, fault)) from fault
-    state = distributed.global_state
-    peers = _connect(state.process_id, state.num_processes, str(state.coordinator_address), state.client)
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
     waiting.cancel()
     return lifeline.Lifeline(state.process_id, state.num_processes, peers)
 
@@ -79,14 +86,19 @@ def _join(launch: Launch) -> lifeline.Lifeline:
 def _connect(index: int, count: int, coordinator: str, store: Any) -> dict[int, socket.socket]:
     """Process 0 is called where JAX was; its port and a token that keeps strangers out are learnt from JAX's store."""
     if index == 0:
-        both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both else socket.AF_INET
-        server = socket.create_server(("", 0), family=family, backlog=count, dualstack_ipv6=both)
+        server = _serve(0, count)
         token = secrets.token_hex(16)
         store.key_value_set(KEY, f"{server.getsockname()[1]} {token}")
         return lifeline.host(server, count, token, JOIN_SECONDS)
     port, token = store.blocking_key_value_get(KEY, JOIN_SECONDS * 1000).split()
     return lifeline.call((coordinator.rpartition(":")[0].strip("[]"), int(port)), index, token, JOIN_SECONDS)
+
+
+def _serve(port: int, backlog: int = 1) -> socket.socket:
+    """Listens to all that can reach this machine; a port of 0 is any that is free."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", port), family=family, backlog=backlog, dualstack_ipv6=both)
 
 
 def _give_up(launch: Launch) -> NoReturn:
@@ -146,6 +158,18 @@ def agreed(work: Callable[[], Found]) -> Found:
         if said:
             raise (DivergenceError if said[0] == "D" else UserError)(said[1:]) from mistake
     return found  # type: ignore[return-value]
+
+
+def refuse_differences(own: Callable[[], Mapping[str, Any]]) -> None:
+    """Refuses processes that have other values under a name: each would train its own run, and call it that of all."""
+    if jax.process_count() == 1:
+        return
+    all_ = [json.loads(said) for said in everyones(json.dumps(own()))]
+    names = dict.fromkeys(name for one in all_ for name in one)
+    if differing := [name for name in names if any(one.get(name) != all_[0].get(name) for one in all_)]:
+        raise UserError(
+            f"The processes differ in {', '.join(differing)}.\nStart all of them with the same command, on the same data."
+        )
 
 
 def make_shared(folder: Path) -> None:

@@ -4,13 +4,14 @@ The strict answer is what stands between the answer tags of a well-formed comple
 anywhere, or what \boxed{} holds. Much of what reinforcement learning gains is format, so both are reported.
 
 Numbers may carry thousands separators, a currency, a unit, a percent sign or a full stop, and may be fractions, mixed
-numbers, or LaTeX's \frac. A percent sign is read as a unit: 50% is 50.
+numbers, LaTeX's \frac, or a sign such as ½. A percent sign is read as a unit: 50% is 50.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import unicodedata
 
 from agent_tunix.tasks.prompts import ANSWER, REASONING
 
@@ -18,8 +19,10 @@ _FORMAT = re.compile(
     rf"\s*{REASONING[0]}(?P<reasoning>.+?){REASONING[1]}\s*{ANSWER[0]}(?P<answer>.+?){ANSWER[1]}\s*", re.DOTALL
 )
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
-_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
-_MIXED = re.compile(r"(?<=[0-9])(?=\\[dt]?frac)")
+_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|([0-9]))\s*(?:\{([^{}]*)\}|([0-9]))")  # \frac12 is LaTeX too
+_VULGAR = re.compile("[¼-¾⅐-⅞]")
+_MIXED = re.compile(r"(?<=[0-9])(?=\\[dt]?frac|[¼-¾⅐-⅞])")
+_THIN = re.compile(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")  # a plain space may stand between two numbers
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _NUMBER = re.compile(  # the exponent of a unit, as in m^2, is none
     rf"(?<![\w.])(?<![a-zA-Z]\^)(?P<sign>-?)[$€£]?(?P<sign2>-?)(?:(?P<whole>[0-9]+)\s+(?=[0-9]+/[0-9]))?"
@@ -81,8 +84,9 @@ def _plain(text: str) -> str:
     """LaTeX's and Unicode's ways to write a number, in ASCII; the content of the last box, where there is one."""
     boxes = _BOXED.findall(text)
     text = boxes[-1] if boxes else text
-    text = _FRACTION.sub(r"\1/\2", _MIXED.sub(" ", text)).replace("\\$", "$").replace("\\%", "%").replace("−", "-")
-    return text.replace("\\,", "").replace("{,}", ",").replace("\\!", "")
+    text = _FRACTION.sub(r"\1\2/\3\4", _MIXED.sub(" ", text)).replace("\\$", "$").replace("\\%", "%").replace("−", "-")
+    text = _VULGAR.sub(lambda sign: unicodedata.normalize("NFKC", sign[0]), text).replace("⁄", "/")
+    return _THIN.sub("", text).replace("\\,", "").replace("{,}", ",").replace("\\!", "")
 
 
 def _stated(text: str) -> list[float]:

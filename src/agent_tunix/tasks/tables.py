@@ -159,6 +159,9 @@ def _csv(file: Path) -> Numbered:
         # Strict, as a quotation mark that is never closed would take all rows after it for one text.
         reader = csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8-sig", newline=""), strict=True)
         try:
+            named = [name for name in reader.fieldnames or () if name]
+            if twice := [name for name in dict.fromkeys(named) if named.count(name) > 1]:
+                raise ValueError(f"its first line names more than one field '{twice[0]}'. Give each a name of its own.")
             yield from ((reader.line_num, row) for row in reader)
         except csv.Error as fault:
             raise ValueError(f"after line {reader.line_num}: {fault}. Write a mark within a quoted text twice.") from fault

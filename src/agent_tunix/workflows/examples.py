@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Sequence
 
 from agent_tunix.config.schema import Config, DataSection
+from agent_tunix.engine import processes
 from agent_tunix.errors import UserError
 from agent_tunix.models.tokenizer import Tokenizer
 from agent_tunix.tasks.datasets import Example, arithmetic_rows, tokenize
@@ -57,6 +59,7 @@ def load_examples(cfg: Config, split: str, limit: int | None, tokenizer: Tokeniz
             f"The {split} split of data.path={cfg.data.path} has no example left with "
             f"generation.max_prompt_length={longest}: {remedy}."
         )
+    processes.refuse_differences(lambda: {f"the rows of their {split} split": zlib.crc32(repr(examples).encode())})
     return examples
 
 

@@ -28,7 +28,7 @@ from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.tasks.datasets import Stream
 from agent_tunix.workflows import ramp, setup
 from agent_tunix.workflows.curve import as_svg, in_characters
-from agent_tunix.workflows.diagnosis.remedies import join, less
+from agent_tunix.workflows.diagnosis.remedies import join, less, rounded, with_lr_min
 from agent_tunix.workflows.display import Bars
 from agent_tunix.workflows.gather import Run
 from agent_tunix.workflows.plan import make_plan
@@ -38,6 +38,7 @@ from agent_tunix.workflows.train import prepare, training
 RATE = "optimizer.learning_rate"
 REACH = 4  # half decades either side of the model's guidance
 LEAST_BETA = 1e-9  # the KL term costs nothing at this weight, and is measured
+STILL = 0.01  # nats a token: a policy that has come no further by the last rate was not driven fast enough
 MEASURED = ("lr", "reward/mean", "kl")
 
 
@@ -57,10 +58,11 @@ def run(cfg: LrFindConfig, path: Path, console: Console, overrides: Sequence[str
             bars.notice(f"The ramp ends here. {str(fault).splitlines()[0]}")
     shutil.rmtree(path / "checkpoints", ignore_errors=True)
     found = _reading(path, r, whole)
-    advice = _advice(found, r, interruption.requested)
-    _write(path, found, advice, interruption.requested)
+    advice = _advice(found, r, interruption.requested, whole.cfg.scheduler.lr_min)
+    updates = len(found["rates"]) * r.plan.iterations
+    _write(path, found, advice, interruption.requested, updates)
     report_on(path, bars.notice)
-    _show(path, found, advice, console)
+    _show(path, found, advice, console, updates)
     return found
 
 
@@ -138,20 +140,30 @@ def _reading(path: Path, r: Run, whole: Run) -> Record:
     return {"rates": rates, "reward": rewards, "kl": kls, **dataclasses.asdict(found)}
 
 
-def _advice(found: Record, r: Run, interrupted: bool) -> list[str]:
-    """The commands to try next; a ramp cannot be longer than an epoch of the data."""
+def _advice(found: Record, r: Run, interrupted: bool, lr_min: float | None) -> list[str]:
+    """The commands to try next: further up where the policy hardly moved, else more steps, as many as an epoch has.
+
+    The run's lr_min goes down with a rate below it.
+    """
+    reached = found["rates"][-1] if found["rates"] else 1.0
+    if found["suggested"] is None and not interrupted and reached < 1 and found["kl"][-1] < STILL:
+        further = f"lr_find.lr_high={min(1.0, rounded(100 * reached)):g}"
+        return [join([*less(r.overrides, "lr_find.lr_high"), further], "lr-find")]
     if found["suggested"] is None:
         most = len(r.task.train) // r.cfg.training.prompts_per_step * r.plan.iterations
         steps = r.plan.total_steps if interrupted else min(2 * r.plan.total_steps, most)
         return [join([*less(r.overrides, "lr_find.num_steps"), f"lr_find.num_steps={steps}"], "lr-find")]
-    own = less(r.overrides, "lr_find.")
-    low, high = found["range"]
-    grid = ",".join(f"{rate:.2g}" for rate in dict.fromkeys((low, found["suggested"], high)))
-    own = less(own, RATE)
-    return [join([*own, f"{RATE}={found['suggested']:g}"]), join(["--multirun", *own, f"{RATE}={grid}"])]
+    low, high = (rounded(rate) for rate in found["range"])
+    grid = ",".join(f"{rate:g}" for rate in dict.fromkeys((low, found["suggested"], high)))
+
+    def at(least: float, rates: str) -> list[str]:
+        changes = with_lr_min({RATE: least}, lr_min) | {RATE: rates}
+        return [*less(r.overrides, "lr_find.", *changes), *(f"{key}={value}" for key, value in changes.items())]
+
+    return [join(at(found["suggested"], f"{found['suggested']:g}")), join(["--multirun", *at(low, grid)])]
 
 
-def _write(path: Path, found: Record, advice: list[str], interrupted: bool) -> None:
+def _write(path: Path, found: Record, advice: list[str], interrupted: bool, updates: int) -> None:
     """A ramp that ended early has done its work; the advice of a run would be to go on with it."""
     replace_text(path / "lr_find.json", json.dumps(found, indent=2) + "\n")
     summary = json.loads((path / "summary.json").read_text())
@@ -159,15 +171,16 @@ def _write(path: Path, found: Record, advice: list[str], interrupted: bool) -> N
     replace_text(path / "summary.json", json.dumps(summary | {"status": status, "advice": advice}, indent=2) + "\n")
     if len(found["rates"]) > 1:
         title = f"reward, at rates from {found['rates'][0]:.1e} to {found['rates'][-1]:.1e}"
-        replace_text(path / "lr_find.svg", as_svg(found["reward"], title))
+        replace_text(path / "lr_find.svg", as_svg(found["reward"], title, updates))
 
 
-def _show(path: Path, found: Record, advice: list[str], console: Console) -> None:
+def _show(path: Path, found: Record, advice: list[str], console: Console, updates: int) -> None:
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     if len(found["rates"]) > 1:
-        say(f"\nreward, at rates from {found['rates'][0]:.1e} to {found['rates'][-1]:.1e}\n{in_characters(found['reward'])}")
+        title = f"reward, at rates from {found['rates'][0]:.1e} to {found['rates'][-1]:.1e}"
+        say(f"\n{title}\n{in_characters(found['reward'], updates)}")
     say(f"\n{found['conclusion']}")
     if found["suggested"] is not None:
         say(f"Suggested: {RATE}={found['suggested']:g}")

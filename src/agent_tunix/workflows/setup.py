@@ -101,6 +101,8 @@ def saved_config(folder: str, key: str) -> Config:
             f"{key}={folder}: this is not the folder of a run, it has no config.yaml."
             f"{moved if key == 'training.init_from' else ''}"
         )
+    if (path.parent / "lr_find.json").exists():
+        raise UserError(f"{key}={folder} is a ramp of lr-find, which keeps no model; give the folder of a run.")
     return validate(read_config(path), Config)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agent_tunix.engine.metrics import Record, replace_text
 
-RESULTS = ("status", "steps", "first_eval", "best_eval", "final_eval", "seconds")
+RESULTS = ("status", "steps", "first_eval", "best_eval", "final_eval", "seconds", "rollbacks")
 
 
 def write_index(

@@ -17,15 +17,15 @@ from agent_tunix.config.load import config_text, read_config, validate
 from agent_tunix.config.tuning import TuneConfig
 from agent_tunix.engine.guard import Interruption
 from agent_tunix.engine.metrics import Record, claimed, replace_text
-from agent_tunix.errors import UserError
+from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.workflows import setup
-from agent_tunix.workflows.diagnosis.remedies import leaves
+from agent_tunix.workflows.diagnosis.remedies import join, leaves
 from agent_tunix.workflows.plan import Plan
 from agent_tunix.workflows.train import prepare
 from agent_tunix.workflows.tuning.closing import close
 from agent_tunix.workflows.tuning.halving import Price, lengths, longest, rungs, whole_cost
 from agent_tunix.workflows.tuning.search import measure_pace, search
-from agent_tunix.workflows.tuning.session import EndedError, Session
+from agent_tunix.workflows.tuning.session import AllDivergedError, EndedError, Session
 from agent_tunix.workflows.tuning.stages import Settings, brackets, candidate, shortened, stages, start, training_config
 
 MARGIN = 0.9  # of a budget in time: what was measured is not quite what will be
@@ -44,17 +44,20 @@ def _in_folder(cfg: TuneConfig, folder: Path, console: Console, overrides: Seque
     setup.start_device()
     with Interruption() as interruption:
         s, plan = begin(cfg, folder, console, overrides, interruption)
-        settings, best = start(cfg), None
+        settings, best, all_diverged = start(cfg), None, False
         try:
             fit(s, plan, settings, earlier)
             best = search(s, settings)
             status, words = "completed", ""
         except EndedError as end:
-            status, words = end.status, str(end)
+            status, words, all_diverged = end.status, str(end), isinstance(end, AllDivergedError)
     if not (folder / "tune.yaml").exists():
         s.say(f"{words} Nothing was tried yet.")
         return s.record
     close(s, plan, best, settings, status, words)
+    if all_diverged and not s.record["best"]:
+        stage = str(folder / s.record["stages"][-1]["folder"])
+        raise DivergenceError(f"The search found no settings to train with. What went wrong:\n  {join([stage], 'doctor')}")
     return s.record
 
 

@@ -2,9 +2,19 @@ from __future__ import annotations
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from agent_tunix.config.load import config_folder, config_text, did_you_mean, keys, read_config, validate
+from agent_tunix.config.load import (
+    config_folder,
+    config_text,
+    did_you_mean,
+    hydra_arguments,
+    keys,
+    read_config,
+    unreadable,
+    validate,
+)
 from agent_tunix.config.schema import Config, EvaluateConfig
 from agent_tunix.errors import UserError
 
@@ -150,6 +160,22 @@ def test_an_unknown_key_of_an_unknown_group_is_one_fault(faults):
 )
 def test_did_you_mean(word, hint):
     assert did_you_mean(word, ["train", "evaluate"]) == hint
+
+
+def test_an_override_that_cannot_be_parsed_is_named():
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        for given in ("optimizer.betas=[0.9", "seed"):
+            with pytest.raises(HydraException) as mistake:
+                compose("config", hydra_arguments([given]))
+            assert given in unreadable(mistake.value)
+
+
+@pytest.mark.parametrize("value", ["2", "007", "2026_11", "1e5"])
+def test_a_folder_may_have_a_number_for_its_name(value):
+    arguments = hydra_arguments([f"run={value}", f"training.init_from={value}", "seed=7"])
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        found = compose("evaluate", [argument for argument in arguments if "=" in argument])
+    assert (found.run, found.training.init_from, found.seed) == (value, value, 7)
 
 
 def test_a_file_that_is_missing_or_no_yaml_is_named(tmp_path):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import socket
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from agent_tunix.config.launch import Launch
 from agent_tunix.engine import processes
-from agent_tunix.errors import DivergenceError
+from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.models.mesh import lay_rows, mesh_of_sizes
 
 
@@ -47,3 +51,15 @@ def test_a_folder_is_made(tmp_path):
 def test_nothing_is_started_for_one_process():
     processes.whole(jnp.zeros(2))
     assert not jax.distributed.is_initialized()
+
+
+def test_a_port_that_another_program_has_is_the_users_to_change(monkeypatch):
+    """JAX would end process 0 by signal 11. While it waits for the others, Ctrl-C ends it, and means what it did after."""
+    before, serve, heard = signal.getsignal(signal.SIGINT), processes._serve, []
+    monkeypatch.setattr(processes, "_serve", lambda *a: heard.append(signal.getsignal(signal.SIGINT)) or serve(*a))
+    monkeypatch.setattr(processes, "_give_up", lambda launch: None)  # it would end the tests
+    with socket.create_server(("localhost", 0)) as taken:
+        launch = Launch("--coordinator", f"localhost:{taken.getsockname()[1]}", 2, 0)
+        with pytest.raises(UserError, match=r"in use.*\n.*its port must be free"), processes.joined(launch):
+            pass
+    assert (heard, signal.getsignal(signal.SIGINT)) == ([signal.SIG_DFL], before)

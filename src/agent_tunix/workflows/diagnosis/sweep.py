@@ -24,10 +24,13 @@ class Job:
     settings: dict[str, Any]  # what differs between the jobs
     accuracy: float | None
     report: Report
+    rolled_back: bool = False
 
     @property
     def illnesses(self) -> set[str]:
-        return {finding.illness for finding in self.report.findings if finding.severity != Severity.MILD}
+        """Those that count; whatever a run that was rolled back came to at a tenth of its rate, at its own it diverged."""
+        grave = {finding.illness for finding in self.report.findings if finding.severity != Severity.MILD}
+        return grave | ({"diverging"} if self.rolled_back else set())
 
     @property
     def label(self) -> str:
@@ -50,6 +53,7 @@ def examine_sweep(runs: Mapping[str, RunRecords]) -> SweepReport:
             {key: leaves(run.config).get(key) for key in varied},
             end.share if (end := end_of(run)) else None,
             examine(run),
+            rolled_back(run),
         )
         for name, run in runs.items()
     ]
@@ -61,9 +65,16 @@ def examine_sweep(runs: Mapping[str, RunRecords]) -> SweepReport:
 
 
 def end_of(run: RunRecords) -> Accuracy | None:
-    """The last evaluation; a run that a guard stopped has none of its end, so it cannot be the best by its beginning."""
+    """The last evaluation of a run at its own settings, none where a guard stopped it or went on at a tenth of its rate.
+
+    So neither its beginning nor another rate makes it the best.
+    """
     seen = run.accuracies()
-    return seen[-1] if seen and run.summary.get("status") != "diverged" else None
+    return seen[-1] if seen and run.summary.get("status") != "diverged" and not rolled_back(run) else None
+
+
+def rolled_back(run: RunRecords) -> bool:
+    return bool(run.summary.get("rollbacks"))
 
 
 def _varied(runs: Sequence[RunRecords]) -> list[str]:

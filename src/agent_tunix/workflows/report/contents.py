@@ -6,6 +6,7 @@ report as there is.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from agent_tunix.workflows.diagnosis.records import RunRecords, finite, read_obj
 from agent_tunix.workflows.diagnosis.remedies import value_text
 from agent_tunix.workflows.report.candidates import Candidate, accuracy_over_values, heat_table, read_candidates, table
 from agent_tunix.workflows.report.curves import Line, overlaid_charts, run_charts
-from agent_tunix.workflows.report.finder import finder_sections, finder_verdict
+from agent_tunix.workflows.report.finder import finder_sections, finder_verdict, ramps_verdict
 from agent_tunix.workflows.report.plain import bounded, plain
 from agent_tunix.workflows.report.samples import columns
 from agent_tunix.workflows.report.settings import settings
@@ -61,7 +62,7 @@ def _run(folder: Path) -> Record:
     judged = {} if suggestion else {"findings": findings, "judged_by": report.judged_by, "vitals": report.vitals}
     return {
         "verdict": suggestion or run_verdict(run, report),
-        "tiles": _tiles(run),
+        "tiles": _tiles(run, ramp=suggestion is not None),
         **judged,
         "next": _commands(run.summary.get("advice")),
         "sections": [*finder_sections(folder), section],
@@ -73,14 +74,14 @@ def _sweep(folder: Path) -> Record:
     section, verdict, candidates, findings = _sweep_section(folder, folder)
     mode = read_object(folder / "sweep.json").get("mode")
     runs = [one.run for one in candidates if one.run is not None]
+    ramps = any(doctor.is_ramp(folder / one.name) for one in candidates)
+    own = [_finding(f, one.label) for one in candidates if one.report for f in one.report.findings]
+    judged = {} if ramps else {"findings": [*map(_finding, findings), *own]}
     tiles = [("candidates", str(len(candidates)), ""), *([("run as", str(mode), "")] if mode else [])]
     return {
         "verdict": verdict,
         "tiles": tiles + (_about(runs[0]) if runs else []),
-        "findings": [
-            *map(_finding, findings),
-            *(_finding(f, one.label) for one in candidates if one.report for f in one.report.findings),
-        ],
+        **judged,
         "sections": [*finder_sections(folder), section],
         "settings": settings(runs),
     }
@@ -88,6 +89,9 @@ def _sweep(folder: Path) -> Record:
 
 def _sweep_section(folder: Path, root: Path) -> tuple[Record, Verdict, list[Candidate], Sequence[Finding]]:
     candidates, report = read_candidates(folder)
+    suggestions = ramps_verdict({one.label: folder / one.name for one in candidates})
+    if suggestions and report:
+        report = dataclasses.replace(report, best=None, tied=[])
     begun = [one for one in candidates if one.run is not None]
     best = next((one for one in begun if report and one.name == report.best), None)
     tied = [one for one in begun if report and one.name in report.tied]
@@ -106,7 +110,7 @@ def _sweep_section(folder: Path, root: Path) -> tuple[Record, Verdict, list[Cand
         "table": table(candidates, report.best if report else None, report.tied if report else [], pages),
         "samples": _samples([(one.label, folder / one.name) for one in ordered]),
     }
-    verdict = sweep_verdict(
+    verdict = suggestions or sweep_verdict(
         [one.standing for one in candidates], best.standing if best else None, [one.standing for one in tied]
     )
     return section, verdict, candidates, report.findings if report else []
@@ -167,8 +171,8 @@ def _best_yaml(folder: Path, best: Any) -> str:
     return yaml.safe_dump(plain(best), sort_keys=False) if best else ""
 
 
-def _tiles(run: RunRecords) -> list[Tile]:
-    """The numbers that sum a run up."""
+def _tiles(run: RunRecords, ramp: bool) -> list[Tile]:
+    """The numbers that sum a run up; a ramp goes by the rates it came through, its configuration names the last."""
     tiles = []
     for key, name in (("accuracy", "held-out accuracy"), ("sampled_accuracy", "sampled accuracy")):
         seen = run.accuracies(key)
@@ -179,8 +183,11 @@ def _tiles(run: RunRecords) -> list[Tile]:
     seconds = run.summary.get("seconds")
     took = f"in {seconds:,.0f} s" if finite(seconds) else ""
     tiles.append(("updates", str(run.steps), ", ".join(filter(None, [status_of(run), took]))))
-    rate, schedule = run.setting("optimizer.learning_rate"), run.setting("scheduler.scheduler_name")
-    tiles.append(("learning rate", _shown(rate), f"{_shown(run.setting('optimizer.optimizer_name'))}, {_shown(schedule)}"))
+    rate, schedule = _shown(run.setting("optimizer.learning_rate")), _shown(run.setting("scheduler.scheduler_name"))
+    if ramp:
+        rates = run.values("lr")
+        rate, schedule = f"{rates[0]:.2g} → {rates[-1]:.2g}" if rates else "-", "a ramp"
+    tiles.append(("learning rate", rate, f"{_shown(run.setting('optimizer.optimizer_name'))}, {schedule}"))
     return [*tiles, *_about(run)]
 
 

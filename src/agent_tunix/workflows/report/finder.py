@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from agent_tunix.engine.metrics import Record
@@ -31,6 +32,16 @@ def finder_verdict(folder: Path) -> Verdict | None:
     rate = found.get("suggested")
     lead = f"Suggested learning rate: {rate:g}" if finite(rate) else "No learning rate to suggest"
     return Verdict("good" if finite(rate) else "unsure", lead, str(found.get("conclusion") or ""))
+
+
+def ramps_verdict(folders: Mapping[str, Path]) -> Verdict | None:
+    """What several ramps suggest, by their labels; accuracies at their ends rank nothing. None where no job is a ramp."""
+    found = {label: one for label, folder in folders.items() if (one := finder_verdict(folder))}
+    if not found:
+        return None
+    good = any(one.mood == "good" for one in found.values())
+    told = "; ".join(f"{label}: {one.lead.removeprefix('Suggested learning rate: ')}" for label, one in found.items())
+    return Verdict("good" if good else "unsure", f"{len(found)} ramps of lr-find", f"Suggested learning rates: {told}.")
 
 
 def _chart(found: Record, i: int) -> Chart:

@@ -22,7 +22,7 @@ from agent_tunix.workflows.tuning.selection import (
     survivors,
     tied,
 )
-from agent_tunix.workflows.tuning.session import PACE, EndedError, Session
+from agent_tunix.workflows.tuning.session import PACE, AllDivergedError, Session
 from agent_tunix.workflows.tuning.stages import Settings, Stage, possible, stages
 
 FINALISTS = "5-finalists"
@@ -71,7 +71,7 @@ def conclude(s: Session, stage: Stage, entry: Record, history: Sequence[Sequence
     """Chooses by the last rung, and says how the others stood."""
     chosen = choose(history[-1], stage.incumbent)
     if chosen is None:
-        raise EndedError("completed", wording.all_diverged(stage, history))
+        raise AllDivergedError(wording.all_diverged(stage, history))
     (end,) = (r.accuracy for r in history[-1] if r.value == chosen and r.accuracy)
     others = standings(history, chosen)
     entry |= {"chosen": chosen, "conclusion": wording.stage_conclusion(stage, chosen, end, others)}

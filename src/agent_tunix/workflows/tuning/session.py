@@ -37,6 +37,13 @@ class EndedError(Exception):
         self.status = status
 
 
+class AllDivergedError(EndedError):
+    """No candidate of a stage is left."""
+
+    def __init__(self, words: str):
+        super().__init__("completed", words)
+
+
 @dataclasses.dataclass(frozen=True)
 class Trial:
     """A candidate: its settings, and the job that trains it."""

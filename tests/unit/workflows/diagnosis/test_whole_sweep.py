@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from made_up_runs import FLAT_REWARD, changed, run_of
 
@@ -32,6 +34,17 @@ def test_a_sweep_is_judged_as_a_whole(config, jobs, best, illness, grid):
     assert [finding.illness for finding in report.findings] == [illness]
     assert report.findings[0].remedy.endswith(f"optimizer.learning_rate={grid}")
     assert "--multirun" in report.findings[0].remedy
+
+
+def test_what_a_tenth_of_a_rate_did_does_not_count_for_that_rate(config):
+    """Job 1 ended best, after it was rolled back; where all were, all rates are too high."""
+    runs = sweep_of(config, [(1e-5, 0.6, 0.1), (1e-4, 0.95, 0.1)])
+    rescued = {name: dataclasses.replace(run, summary={**run.summary, "rollbacks": [{}]}) for name, run in runs.items()}
+    report = examine_sweep({"0": runs["0"], "1": rescued["1"]})
+    assert (report.best, report.tied) == ("0", [])
+    assert (report.jobs[1].accuracy, report.jobs[1].illnesses) == (None, {"diverging"})
+    report = examine_sweep(rescued)
+    assert (report.best, report.findings[0].illness) == (None, "all rates too high")
 
 
 def test_the_next_sweep_is_one_of_the_best_job_and_is_accepted(config):

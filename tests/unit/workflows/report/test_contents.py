@@ -99,6 +99,14 @@ def test_accuracy_is_drawn_over_the_swept_rate_with_its_interval(sweep):
     assert chart["levels"] == [{"at": 0.4, "name": "before training"}]
 
 
+def test_a_candidate_that_was_rolled_back_is_marked_and_not_ranked(sweep):
+    (sweep / "1" / "summary.json").write_text(json.dumps({"status": "completed", "steps": 24, "rollbacks": [{"step": 9}]}))
+    page = contents(sweep)
+    assert page["verdict"]["lead"] == "Best of 4 so far: learning_rate=1e-06"
+    assert {"at": 1e-5, "name": "learning_rate=1e-05: rolled back"} in charts(page)["over-values"]["crosses"]
+    assert page["sections"][0]["table"]["rows"][1]["cells"][-1][0].startswith("rolled back")
+
+
 def test_names_are_swept_over_as_well_as_numbers(write_run, tmp_path):
     jobs = {f"job{i}": {"scheduler__scheduler_name": name} for i, name in enumerate(("linear", "constant"))}
     chart = charts(contents(write_sweep(write_run, tmp_path / "sweep", **jobs)))["over-values"]
@@ -187,8 +195,21 @@ def test_the_learning_rate_finder_is_shown_where_it_was_run(write_run, tmp_path)
     assert reward["band"] == [1e-6, 3e-5]
     assert (page["verdict"]["lead"], page["verdict"]["text"]) == ("Suggested learning rate: 1e-05", "Take 1e-05.")
     assert "findings" not in page, "a ramp collapses on purpose"
+    assert ["learning rate", "1e-05 → 1e-05", "adamw, a ramp"] in page["tiles"]
     (folder / "lr_find.json").write_text(json.dumps({**found, "suggested": None, "conclusion": "No gain."}))
     assert contents(folder)["verdict"]["lead"] == "No learning rate to suggest"
+
+
+def test_a_sweep_of_ramps_is_not_judged_by_how_they_ended(sweep):
+    for job, rate in (("0", 1e-5), ("1", None)):
+        (sweep / job / "lr_find.json").write_text(json.dumps({"suggested": rate, "conclusion": "Said."}))
+    page = contents(sweep)
+    assert page["verdict"]["lead"] == "2 ramps of lr-find"
+    assert page["verdict"]["text"] == (
+        "Suggested learning rates: learning_rate=1e-06: 1e-05; learning_rate=1e-05: No learning rate to suggest."
+    )
+    assert "findings" not in page
+    assert {row["rank"] for row in page["sections"][0]["table"]["rows"]} == {""}
 
 
 def test_a_stage_may_be_a_single_run_with_the_finder_in_it(write_run, tmp_path):

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from agent_tunix.config.continuation import FIXED, resumed
+from agent_tunix.config.load import config_folder
+from agent_tunix.errors import UserError
+
+OTHER = {
+    "seed": "43",
+    "model.lora_alpha": "1",
+    "optimizer.optimizer_name": "schedule_free_adamw",
+    "training.init_from": "runs/other",
+    "training.method": "supervised",
+    "training.train_fraction": "0.5",
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("run")
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        OmegaConf.save(compose("config", ["+experiment=quick_test"]), folder / "config.yaml")
+    return str(folder)
+
+
+def test_single_values_are_changed_and_all_others_kept(run):
+    cfg, path = resumed(run, [f"training.resume={run}", "++training.num_epochs=2", "dry_run=true"])
+    assert (cfg.training.num_epochs, cfg.training.resume, cfg.dry_run, path) == (2, None, False, Path(run))
+
+
+@pytest.mark.parametrize("key", FIXED)
+def test_what_would_make_another_run_of_it_is_refused(run, key):
+    with pytest.raises(UserError, match=f"{key}={OTHER[key]}: a resumed run keeps {key}="):
+        resumed(run, [f"++{key}={OTHER[key]}"])
+    own = OmegaConf.select(OmegaConf.load(Path(run) / "config.yaml"), key)
+    resumed(run, [f"{key}={'null' if own is None else own}"])
+
+
+def test_the_folder_that_a_run_began_from_may_have_been_moved(run, tmp_path):
+    config = OmegaConf.load(Path(run) / "config.yaml")
+    OmegaConf.update(config, "training.init_from", "runs/first")
+    OmegaConf.save(config, tmp_path / "config.yaml")
+    assert resumed(str(tmp_path), ["training.init_from=kept/first"])[0].training.init_from == "kept/first"
+    with pytest.raises(UserError, match=r"keeps training\.init_from=runs/first"):
+        resumed(str(tmp_path), ["training.init_from=null"])
+
+
+def test_groups_and_folders_without_a_run_are_refused(run, tmp_path):
+    with pytest.raises(UserError, match="keeps its own groups"):
+        resumed(run, ["optimizer=lion"])
+    with pytest.raises(UserError, match=r"it has no config\.yaml"):
+        resumed(str(tmp_path), [])
