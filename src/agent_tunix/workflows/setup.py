@@ -183,7 +183,7 @@ def _check_architecture(section: ModelSection, found: Architecture, source: str)
     differing = [
         f"{name}: {numbers[name]} in the checkpoint, {value} in the configuration"
         for name, value in described.items()
-        if numbers[name] != value
+        if not math.isclose(numbers[name], value)
     ]
     if differing:
         raise UserError(
