@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +15,9 @@ import jax
 import numpy as np
 import pytest
 
-from agent_tunix.engine.metrics import claimed, read_records
+from agent_tunix.engine.metrics import RunFolder, claimed, read_records
 
+LONG_RUNS = True
 REPOSITORY = Path(__file__).parents[2]
 BATCHES, ITERATIONS, SAVE_EVERY = 6, 2, 4
 STEPS = BATCHES * ITERATIONS
@@ -31,34 +33,27 @@ RUN = [
     "evaluation.num_examples=8",
     "evaluation.sampled=false",
     "optimizer.learning_rate=1e-5",
-    "model.lora_module_path='(q|down)_proj'",  # fewer adapters are compiled faster, in every process
 ]
 TIMINGS = {"tokens_per_second", "memory/peak_gb"}
 
 
-def start(folder: Path, *arguments: str, prelude: str = "") -> subprocess.Popen[str]:
+def train(folder: Path, *arguments: str, prelude: str) -> subprocess.CompletedProcess[str]:
     """`run_training.py` in a process of its own, after some lines of Python that sabotage it."""
     code = f"{prelude}\nimport sys; sys.argv[0] = 'run_training.py'\nfrom agent_tunix.cli import train; train()"
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
-def finish(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
-    return output
-
-
-def signalled(number: signal.Signals, step: int) -> str:
-    """Lines by which a process sends itself a signal as soon as a step is written down."""
+def at_step(number: int, action: str) -> str:
+    """Lines by which a process does something as soon as a step is written down."""
     return textwrap.dedent(f"""
-        import os
+        import os, signal
         from agent_tunix.engine import metrics
         write = metrics.RunFolder.metrics
         def deadly(folder, record):
             write(folder, record)
-            if record["step"] == {step}:
-                os.kill(os.getpid(), {int(number)})
+            if record["step"] == {number}:
+                {action}
         metrics.RunFolder.metrics = deadly
     """)
 
@@ -94,10 +89,26 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def straight(command, kept: Path) -> Path:
-    """The run that nothing interrupts, made for the first test that asks for it."""
+def straight(command, kept: Path, monkeypatch) -> Path:
+    """The run that nothing interrupts, made for the first test that asks for it.
+
+    Beside it lies what a kill would have left just before and just after the second checkpoint was renamed to its place.
+    """
+    rename = os.rename
+
+    def copied(source, target, *rest, **named) -> None:
+        commits = "orbax-checkpoint-tmp" in str(source) and str(target).endswith(f"checkpoints/{2 * SAVE_EVERY}")
+        if commits:
+            shutil.copytree(kept, kept.with_name("before"))
+        rename(source, target, *rest, **named)
+        if commits:
+            shutil.copytree(kept, kept.with_name("after"))
+
     if not kept.exists():
-        outcome = command("train", *RUN, f"hydra.run.dir={kept}")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", copied)
+            patch.setattr(os, "replace", copied)
+            outcome = command("train", *RUN, f"hydra.run.dir={kept}")
         assert outcome.code == 0, outcome.err
         assert [record["step"] for record in read_records(kept / "metrics.jsonl")] == list(range(1, STEPS + 1))
     return kept
@@ -114,33 +125,26 @@ def resume(command):
     return go_on
 
 
-def test_kill_in_the_middle_of_training(straight, tmp_path):
-    """It is gone on with by a new process, as it would be."""
-    process = start(tmp_path, *RUN, "hydra.run.dir=run", prelude=signalled(signal.SIGKILL, SAVE_EVERY + 1))
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == -signal.SIGKILL, output
-    finish(start(tmp_path, "training.resume=run"))
+def test_killed_and_then_stopped_by_a_second_ctrl_c(straight, resume, tmp_path):
+    """It is gone on with by a new process, as it would be, which ends at once and without a traceback."""
+    killed = train(
+        tmp_path, *RUN, "hydra.run.dir=run", prelude=at_step(SAVE_EVERY + 1, "os.kill(os.getpid(), signal.SIGKILL)")
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not (tmp_path / "run" / "summary.json").exists()
+    stopped = train(tmp_path, "training.resume=run", prelude=at_step(2 * SAVE_EVERY - 1, "raise KeyboardInterrupt"))
+    assert stopped.returncode == 130, stopped.stderr
+    assert "Interrupted." in stopped.stderr
+    assert "Traceback" not in stopped.stdout + stopped.stderr
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
+    resume()
     assert_same_run(tmp_path / "run", straight)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_kill_in_the_middle_of_a_save(straight, resume, tmp_path, moment):
-    """The process dies just before or just after the second checkpoint is renamed to its place."""
-    sabotage = textwrap.dedent(f"""
-        import os, signal
-        saves, rename = [], os.rename
-        def deadly(source, target, *rest, **named):
-            commits = "orbax-checkpoint-tmp" in str(source) and str(target).endswith("checkpoints/{2 * SAVE_EVERY}")
-            if commits and {moment!r} == "before":
-                os.kill(os.getpid(), signal.SIGKILL)
-            rename(source, target, *rest, **named)
-            if commits:
-                os.kill(os.getpid(), signal.SIGKILL)
-        os.rename = os.replace = deadly
-    """)
-    process = start(tmp_path, *RUN, "hydra.run.dir=run", prelude=sabotage)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == -signal.SIGKILL, output
+    """Of the second checkpoint, just before or just after it is renamed to its place."""
+    shutil.copytree(straight.with_name(moment), tmp_path / "run")
     saved = [name for name in os.listdir(tmp_path / "run" / "checkpoints") if name.isdigit()]
     assert sorted(saved) == [str(SAVE_EVERY)] + ([str(2 * SAVE_EVERY)] if moment == "after" else [])
     resume()
@@ -148,38 +152,27 @@ def test_kill_in_the_middle_of_a_save(straight, resume, tmp_path, moment):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_exits_cleanly(straight, resume, tmp_path, number):
-    output = finish(start(tmp_path, *RUN, "hydra.run.dir=run", prelude=signalled(number, 3)))
+def test_a_signal_saves_and_exits_cleanly(straight, command, resume, tmp_path, monkeypatch, number):
+    def signalled(folder, record) -> None:
+        write(folder, record)
+        if record["step"] == 3:
+            os.kill(os.getpid(), number)
+
+    write = RunFolder.metrics
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "metrics", signalled)
+        outcome = command("train", *RUN, "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert 3 <= summary["steps"] < STEPS
-    assert "training.resume=run" in output
+    assert "training.resume=run" in outcome.out
     resume()
     interrupted_at = summary["steps"]
     extra = [r for r in records(tmp_path / "run", "evals.jsonl") if r["step"] == interrupted_at]
     assert records(tmp_path / "run", "metrics.jsonl") == records(straight, "metrics.jsonl")
     assert all(r in records(tmp_path / "run", "evals.jsonl") for r in records(straight, "evals.jsonl"))
     assert len(extra) <= 1
-
-
-def test_a_second_ctrl_c_ends_the_run_at_once_and_without_a_traceback(straight, resume, tmp_path):
-    sabotage = textwrap.dedent("""
-        from agent_tunix.engine import metrics
-        write = metrics.RunFolder.metrics
-        def impatient(folder, record):
-            if record["step"] == 3:
-                raise KeyboardInterrupt
-            write(folder, record)
-        metrics.RunFolder.metrics = impatient
-    """)
-    process = start(tmp_path, *RUN, "hydra.run.dir=run", prelude=sabotage)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 130, output
-    assert "Interrupted." in output
-    assert "Traceback" not in output
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
-    resume()
-    assert_same_run(tmp_path / "run", straight)
 
 
 def test_a_finished_run_stays_as_it_is(straight, command):
