@@ -135,4 +135,4 @@ if __name__ == "__main__":
     with processes.joined(Launch("--coordinator", f"localhost:{port}", 2, number)):
         for name in what.split(","):
             globals()[name](number)
-    print("done")
+            print(name, flush=True)

@@ -125,10 +125,6 @@ def alone():
     return found
 
 
-def test_rollout_and_update_are_those_of_one_device(alone):
-    assert_same(step(ARCH, (8, 1)), alone)
-
-
 def test_heads_alone_are_cut(alone):
     weights, state = begin(ARCH, (1, 2))
     (rollouts,) = Sample.answer([Sample(weights, Draw(state.trainable, prompts(), jax.random.key(3), 0.9), ARCH, SAMPLING)])
@@ -227,6 +223,7 @@ def test_policies_that_share_a_program_share_a_mesh(alone):
 RUN = [
     "model=gemma3_tiny",
     "data.num_examples=64",
+    "training.micro_batch_size=2",
     "scheduler.total_steps=4",
     "grpo.num_iterations=2",
     "optimizer.learning_rate=3e-5",
@@ -260,7 +257,7 @@ def test_tokens_drawn_by_kernels_are_those_of_one_device():
 
 def test_a_run_saved_on_one_mesh_goes_on_on_another(command):
     assert command("train", *RUN, "training.num_batches=2", "hydra.run.dir=straight").code == 0
-    half = command("train", *RUN, on(4, 2), "training.num_batches=1", "hydra.run.dir=half")
+    half = command("train", *RUN, on(2, 2), "training.num_batches=1", "hydra.run.dir=half")
     assert half.code == 0, half.err
     straight, _ = final_adapters("straight")
     for sizes in ((1, 1), (2, 1)):
