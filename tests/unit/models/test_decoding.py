@@ -67,15 +67,20 @@ def token_by_token(weights, arch):
     """Hidden states [B, C, D] of completions that are read a token at a time; tiles of 4 slots put edges everywhere."""
 
     def read_all(way, adapters, prompts: Prompts, tokens_BC: jax.Array, **options) -> np.ndarray:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(attention_kernels, "KEY_TILE", 4)
+        @jax.jit
+        def hidden(adapters, prompts, tokens_BC):
             _, prompt = gemma3.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
             written, read = way(weights, adapters, arch, prompt, GROUP, STEPS, **options)
-            read, hidden, going = jax.jit(read), [], jnp.zeros(len(tokens_BC), bool)
-            for slot in range(STEPS):
-                hidden_BD, written = read(written, tokens_BC[:, slot], slot, going)
-                hidden.append(hidden_BD)
-        return np.stack(hidden, axis=1)
+
+            def next_token(written, of_slot):
+                hidden_BD, written = read(written, *of_slot, jnp.zeros(len(tokens_BC), bool))
+                return written, hidden_BD
+
+            return jax.lax.scan(next_token, written, (tokens_BC.T, jnp.arange(STEPS)))[1]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(attention_kernels, "KEY_TILE", 4)
+            return np.asarray(hidden(adapters, prompts, tokens_BC)).swapaxes(0, 1)
 
     return read_all
 
@@ -91,11 +96,12 @@ def at_once(weights, arch, members, everyones, completions):
     """The same in one pass over whole completions."""
 
     @cache
+    @jax.jit
     def read():
         adapters = lora.stack(members)
         _, prompt = gemma3.forward(weights, adapters, arch, everyones.tokens_PS, everyones.positions_PS)
         positions_BC = jnp.repeat(everyones.positions_PS[:, -1:] + 1, GROUP, axis=0) + jnp.arange(STEPS)
-        return np.asarray(gemma3.forward(weights, adapters, arch, completions, positions_BC, (prompt,))[0])
+        return gemma3.forward(weights, adapters, arch, completions, positions_BC, (prompt,))[0]
 
     return read
 

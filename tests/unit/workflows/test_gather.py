@@ -41,9 +41,9 @@ class Watched(Scorer):
 
 def prepared(*overrides: str) -> Run:
     small = f"training.micro_batch_size={PROMPTS}", f"grpo.num_generations={GENERATIONS}"
-    short = f"generation.max_generation_steps={STEPS}"
+    short = f"generation.max_generation_steps={STEPS}", "evaluation.num_examples=3"
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        cfg = validate(compose("config", ["+experiment=quick_test", *small, short, *overrides]), Config)
+        cfg = validate(compose("config", ["+experiment=quick_test", *small, *short, *overrides]), Config)
     return prepare(cfg, setup.Shelf(), lambda text: None)
 
 
