@@ -27,17 +27,27 @@ REPOSITORY = Path(__file__).parents[1]
 absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 # Compiling is most of what these tests take, so XLA is to hurry, here and in the processes that tests start. Its older
-# emitters need a third of the time; later releases have them no more. JAX looks for a cache of programs only once, so it is
-# there before the first of them.
-HURRY = ["--xla_backend_optimization_level=1"] + ["--xla_cpu_use_fusion_emitters=false"] * (jax.__version_info__ < (0, 11))
+# emitters need a third of the time; later releases have them no more. To cut a program into parts for many threads costs
+# more than it brings where there are two cores. JAX looks for a cache of programs only once, so it is there before the
+# first of them.
+OLDER = ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
+HURRY = ["--xla_backend_optimization_level=1", *(OLDER if jax.__version_info__ < (0, 11) else [])]
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *HURRY])
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 setup.start_device()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules of long runs come first, the longest at the very first: no process compiles now one way, now the other."""
+    items.sort(key=lambda item: -getattr(item.module, "LONG_RUNS", 0))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def quick_compilation(request: pytest.FixtureRequest) -> None:
-    """Programs are hardly optimized, but where a module says LONG_RUNS: there fast ones are worth their time."""
+    """Programs are hardly optimized, but where a module says LONG_RUNS: there fast ones are worth their time.
+
+    Most of those modules train two prompts of four completions and evaluate eight problems, and so share their programs.
+    """
     hurry, hurried = not getattr(request.module, "LONG_RUNS", False), jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", hurry)
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(hurry))  # for the processes that tests start

@@ -1,17 +1,11 @@
-"""Every configuration key takes effect.
+"""Every key of the optimizer and of the scheduler takes effect; test_keys_are_read.py has all others.
 
-Optimizer and scheduler keys: a changed value changes where a few updates lead, or the file's header says that the algorithm
-has no use for it. All others: some workflow reads them, or a changed value is refused.
+A changed value changes where a few updates lead, or the file's header says that the algorithm has no use for it.
 """
 
 from __future__ import annotations
 
-import inspect
-import json
-import sys
 from functools import cache
-from pathlib import Path
-from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -22,18 +16,13 @@ from hydra import compose, initialize_config_dir
 from agent_tunix.algorithm.optimizers import ALGORITHMS
 from agent_tunix.algorithm.schedules import SCHEDULES
 from agent_tunix.config import schema
-from agent_tunix.config.load import config_folder, keys, validate
-from agent_tunix.config.schema import ArchitectureSection, Config, EvaluateConfig, ExportConfig, InferenceSection
-from agent_tunix.config.tuning import LrFindConfig, TuneConfig
+from agent_tunix.config.load import config_folder, validate
+from agent_tunix.config.schema import Config
 from agent_tunix.engine.update import init_state, update
 from agent_tunix.errors import UserError
-from agent_tunix.models import huggingface
 from agent_tunix.models.gemma3 import Architecture, Layers, Weights
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, init_adapters, masters, module_shape
-from agent_tunix.models.sources import find_checkpoint
-from agent_tunix.tasks.arithmetic import TEMPLATES
 from agent_tunix.types import Batch, Prompts
-from agent_tunix.workflows import evaluate, setup
 from agent_tunix.workflows.plan import hyperparameters, make_plan
 
 UPDATES = 6
@@ -142,107 +131,3 @@ def test_a_scheduler_key_changes_the_trajectory_or_is_refused(name, key):
     else:
         with pytest.raises(UserError, match=f"scheduler_name={name} does not use {key}"):
             configured(*overrides)
-
-
-@pytest.fixture
-def reads(monkeypatch) -> set[tuple[type, str]]:
-    """The fields that are read from now on, with the class that declares them; checks of the schema itself do not count."""
-    found: set[tuple[type, str]] = set()
-
-    def recording(section, name):
-        caller = sys._getframe(1).f_code
-        checking = caller.co_filename == schema.__file__ and caller.co_name.startswith("_")
-        if not checking and name in type(section).__pydantic_fields__:
-            found.add((declaring(type(section), name), name))
-        return object.__getattribute__(section, name)
-
-    monkeypatch.setattr(schema.Section, "__getattribute__", recording, raising=False)
-    return found
-
-
-def declaring(kind: type, name: str) -> type:
-    """The class that a field comes from: an evaluation's configuration inherits those of training."""
-    return next(parent for parent in kind.__mro__ if name in inspect.get_annotations(parent))
-
-
-def declared(kind: type, prefix: str = "") -> dict[tuple[type, str], str]:
-    """Every field of a schema with its dotted key."""
-    found = {}
-    for name, field in kind.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, schema.Section):
-            found |= declared(field.annotation, f"{prefix}{name}.")
-        else:
-            found[declaring(kind, name), name] = f"{prefix}{name}"
-    return found
-
-
-def table(path: Path) -> None:
-    texts = [TEMPLATES["sum"].format(name="Ann", thing="pears", a=a, b=b) for a in range(9) for b in range(9)]
-    path.write_text("".join(json.dumps({"q": text, "a": "#### 7"}) + "\n" for text in texts))
-
-
-def test_every_other_key_is_read_by_a_workflow(command, reads, tmp_path):
-    table(tmp_path / "rows.jsonl")
-    small = ["model=gemma3_tiny", "training.num_batches=2", "training.micro_batch_size=2", "evaluation.num_examples=8"]
-    small += ["evaluation.sampled=false"]
-    rows = ["data=jsonl", "data.path=rows.jsonl", "data.question_field=q", "data.answer_field=a", "data.system_prompt=''"]
-    for arguments in (
-        ["train", *small, "hydra.run.dir=first"],
-        ["train", *small, *rows, "data.answer_pattern='####\\s*(.+)'", "hydra.run.dir=second"],
-        ["evaluate", "run=first", "evaluation.num_examples=8"],
-        ["export", "run=first", "format=merged"],
-        ["lr-find", *small, "lr_find.num_steps=12"],
-        ["tune", *small, "tune.budget=16", "tune.rates=2", "tune.warmup_ratios=[]", "tune.weight_decays=[]", "tune.seeds=2"],
-    ):
-        outcome = command(*arguments)
-        assert outcome.code == 0, outcome.err
-    consumed_whole = (ArchitectureSection, InferenceSection)  # by model_dump; the tests below are theirs
-    ours = declared(EvaluateConfig) | declared(ExportConfig) | declared(LrFindConfig) | declared(TuneConfig)
-    assert {key for (kind, name), key in ours.items() if kind not in consumed_whole and (kind, name) not in reads} == set()
-
-
-@pytest.mark.parametrize("field", ArchitectureSection.model_fields)
-def test_a_number_of_the_architecture_that_is_not_the_checkpoints_is_refused(field):
-    value = getattr(configured().model.architecture, field)
-    with pytest.raises(UserError, match=r"is not the model that model\.architecture describes"):
-        setup.load_model(configured(f"model.architecture.{field}={value * 2}"))
-
-
-def test_a_checkpoint_of_another_family_is_refused():
-    assert get_args(schema.ModelSection.model_fields["model_family"].annotation) == ("gemma3",)
-    with pytest.raises(UserError, match="of type gemma3_text; only gemma4 and gemma4_text"):
-        huggingface.read_config(find_checkpoint("package:tiny"), "gemma4")
-
-
-def test_inference_settings_reach_the_sampler(command, monkeypatch):
-    seen = []
-    complete = evaluate.complete
-
-    def watched(*arguments):
-        seen.append({"top_k": arguments[5].top_k, "top_p": arguments[5].top_p, "temperature": arguments[6]})
-        return complete(*arguments)
-
-    monkeypatch.setattr(evaluate, "complete", watched)
-    settings = {"temperature": 0.3, "top_k": 7, "top_p": 0.6}
-    assert set(settings) == set(InferenceSection.model_fields)
-    arguments = [f"inference_config.{field}={value}" for field, value in settings.items()]
-    outcome = command("evaluate", "model=gemma3_tiny", "evaluation.num_examples=4", *arguments)
-    assert outcome.code == 0, outcome.err
-    assert seen[0] == settings
-
-
-def test_the_summary_lists_the_settings_as_applied(command, tmp_path):
-    small = ["model=gemma3_tiny", "training.num_batches=4", "evaluation.num_examples=8", "hydra.run.dir=out"]
-    outcome = command("train", *small, "optimizer.eps=1e-7", "scheduler=wsd", "scheduler.decay_ratio=0.5")
-    assert outcome.code == 0, outcome.err
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    as_given = configured("optimizer.learning_rate=3e-6", "optimizer.eps=1e-7").optimizer.model_dump()
-    assert summary["optimizer"] == as_given
-    applied = {"warmup_steps": 1, "total_steps": 4, "lr_min": 1e-7, "decay_ratio": 0.5, "num_cycles": None}
-    assert summary["scheduler"] == {"scheduler_name": "wsd", **applied}
-    rates = [json.loads(line)["lr"] for line in (tmp_path / "out" / "metrics.jsonl").open()]
-    np.testing.assert_allclose(rates, [3e-6, 3e-6, 1.55e-6, 1e-7], rtol=1e-5)
-
-
-def test_every_key_is_known_here():
-    assert set(declared(EvaluateConfig).values()) == set(keys(EvaluateConfig))

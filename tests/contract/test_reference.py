@@ -61,7 +61,7 @@ def test_single_runs(arguments, command, tmp_path):
 
 @pytest.mark.parametrize("arguments", SWEEPS, ids=" ".join)
 def test_sweeps(arguments, command, tmp_path):
-    outcome = command("train", *arguments, *SMALL, "hydra.sweep.dir=sweep")
+    outcome = command("train", *arguments, *SMALL, "hydra.launcher.fuse=never", "hydra.sweep.dir=sweep")
     assert outcome.code == 0, outcome.err
     key, values = swept(arguments)
     for job, value in enumerate(values):

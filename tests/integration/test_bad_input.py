@@ -11,7 +11,9 @@ import pytest
 
 from agent_tunix.models.sources import find_checkpoint
 
-TINY = ["model=gemma3_tiny", "training.num_batches=2", "evaluation.num_examples=16"]
+LONG_RUNS = True
+TINY = ["model=gemma3_tiny", "training.num_batches=2", "training.micro_batch_size=2", "evaluation.num_examples=8"]
+TINY += ["evaluation.sampled=false"]
 
 FAULTS = {
     "optimizer.lerning_rate=1e-5": "did you mean optimizer.learning_rate?",
@@ -27,7 +29,7 @@ FAULTS = {
     "optimizer.weight_decay=nan": "optimizer.weight_decay=nan: must be a finite number",
     "training.num_batches=2.5": "training.num_batches=2.5: must be a valid integer",
     "training.micro_batch_size=0": "must be greater than or equal to 1",
-    "training.batch_size=6": "multiple of micro_batch_size=4",
+    "training.batch_size=7": "multiple of micro_batch_size=2",
     "grpo.num_generations=1": "compares the completions of one prompt",
     "scheduler.warmup_steps=100": "longer than the run of 2",
     "scheduler.lr_min=1e-3": "is above optimizer.learning_rate",
@@ -36,7 +38,7 @@ FAULTS = {
     "model.weights=/nowhere": "no such folder",
     "model.architecture.num_layers=5": "num_layers: 4 in the checkpoint, 5 in the configuration",
     "model.architecture.query_pre_attn_scalar=50": "query_pre_attn_scalar: 32.0 in the checkpoint, 50.0 in",
-    "model.mesh_shape=[[4,2],[fsdp,tp]]": "needs 8 devices; this machine has 1.\nShapes that fit: [[1,1],[fsdp,tp]]\n",
+    "model.mesh_shape=[[2,2],[fsdp,tp]]": "needs 4 devices; this machine has 1.\nShapes that fit: [[1,1],[fsdp,tp]]\n",
     'model.mesh_shape=[[1,3],["fsdp","tp"]]': "tp=3 does not divide num_heads=4",
     "training.resume=nowhere": "not the folder of a run",
     "training.num_batches=": "must be a valid integer",
@@ -44,7 +46,7 @@ FAULTS = {
     "+reward.functions.mine=no_such_module.reward": "No module named 'no_such_module'",
     "+reward.functions.mine=json.no_such_function": "no_such_function",
     "data.num_examples=10000000": "the train split has",
-    "data.num_examples=3": "fewer than one batch",
+    "data.num_examples=1": "fewer than one batch",
     "generation.max_prompt_length=5": "no example left",
 }
 

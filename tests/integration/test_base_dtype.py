@@ -19,9 +19,9 @@ from agent_tunix.workflows import setup
 SMALL = [
     "model=gemma3_tiny",
     "data.num_examples=64",
-    "evaluation.num_examples=16",
+    "evaluation.num_examples=8",
     "evaluation.sampled=false",
-    "generation.max_generation_steps=16",
+    "training.micro_batch_size=2",
     "training.num_batches=2",
     "optimizer.warmup_ratio=0",
     "optimizer.learning_rate=1e-4",
@@ -71,9 +71,9 @@ def test_adapters_are_merged_into_the_base_that_was_quantised(command, tmp_path)
     stored = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     assert (stored["base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"] == adapters("run").b["up_proj"][0].T).all()
 
-    assert command("evaluate", "run=run", "evaluation.num_examples=16", "inference_config=greedy").code == 0
+    assert command("evaluate", "run=run", "evaluation.num_examples=8", "inference_config=greedy").code == 0
     *_, trained = [r for r in read_records(tmp_path / "run" / "evals.jsonl") if r["split"] == "validation"]
-    assert trained["n"] == 16
+    assert trained["n"] == 8
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
 
 

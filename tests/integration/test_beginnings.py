@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from agent_tunix.engine.metrics import read_records
+from agent_tunix.models.weights import load_weights
+from agent_tunix.workflows import setup
 
 SMALL = ["model=gemma3_tiny", "evaluation.num_examples=64", "evaluation.sampled=false", "optimizer.learning_rate=1e-5"]
+FEW = [*SMALL, "training.micro_batch_size=2"]
 
 
 def evals(tmp_path, run: str) -> list[dict]:
@@ -40,22 +46,22 @@ def test_demonstrations_teach_and_grpo_goes_on_from_them(command, tmp_path, warm
     losses = [record["loss"] for record in read_records(tmp_path / warm / "metrics.jsonl")]
     assert losses[-1] < 0.5 * losses[0]
 
-    outcome = command("train", *SMALL, f"training.init_from={warm}", "training.num_batches=1", "hydra.run.dir=next")
+    outcome = command("train", *FEW, f"training.init_from={warm}", "training.num_batches=1", "hydra.run.dir=next")
     assert outcome.code == 0, outcome.err
     assert evals(tmp_path, "next")[0]["accuracy"] == after["accuracy"]
     assert read_records(tmp_path / "next" / "metrics.jsonl")[0]["kl"] == pytest.approx(0, abs=1e-6)
-    assert command("evaluate", "run=next", "step=0", "evaluation.num_examples=64").code == 0
+    assert command("evaluate", "run=next", "step=0", "evaluation.num_examples=64", "inference_config=greedy").code == 0
     assert read_records(tmp_path / "next" / "evals.jsonl")[-1]["accuracy"] > before["accuracy"] + 0.3
 
 
 def test_adapters_of_another_shape_are_refused(command, warm):
-    outcome = command("train", *SMALL, f"training.init_from={warm}", "model.lora_rank=4")
+    outcome = command("train", *FEW, f"training.init_from={warm}", "model.lora_rank=4")
     assert outcome.code == 2
     assert "do not fit model.lora_rank" in outcome.err
 
 
 def test_all_weights_train_resume_and_serve_as_a_base(command, tmp_path, warm):
-    full = [*SMALL, "model.lora_rank=0", "optimizer.learning_rate=1e-3", "training.num_batches=2"]
+    full = [*FEW, "model.lora_rank=0", "optimizer.learning_rate=1e-3", "training.num_batches=2"]
     outcome = command("train", *full, "hydra.run.dir=full")
     assert outcome.code == 0, outcome.err
     records = read_records(tmp_path / "full" / "metrics.jsonl")
@@ -64,13 +70,30 @@ def test_all_weights_train_resume_and_serve_as_a_base(command, tmp_path, warm):
     assert command("train", "training.resume=full", "training.num_epochs=2").code == 0
     assert json.loads((tmp_path / "full" / "summary.json").read_text())["steps"] == 4
 
-    outcome = command("train", *SMALL, "training.init_from=full", "training.num_batches=1", "hydra.run.dir=over")
+    outcome = command("train", *FEW, "training.init_from=full", "training.num_batches=1", "hydra.run.dir=over")
     assert outcome.code == 0, outcome.err
     assert evals(tmp_path, "over")[0]["accuracy"] == evals(tmp_path, "full")[-1]["accuracy"]
+
+    exported_whole(command, tmp_path)
 
     outcome = command("train", *full, f"training.init_from={warm}", "hydra.run.dir=merged")
     assert outcome.code == 0, outcome.err
     assert evals(tmp_path, "merged")[0]["accuracy"] == evals(tmp_path, warm)[-1]["accuracy"]
+
+
+def exported_whole(command, tmp_path) -> None:
+    """A run of all weights is exported as they are; adapters are of no use where the weights below them have changed."""
+    assert command("export", "run=full", "format=merged", "output=whole").code == 0
+    cfg = setup.saved_config("full", "run")
+    model = setup.load_model(cfg)
+    learnt, _ = setup.load_trained("full", cfg, model)
+    exported = load_weights(tmp_path / "whole", model.arch, jnp.float32)
+    jax.tree.map(np.testing.assert_array_equal, exported, learnt)
+    assert not np.array_equal(exported.embed_VD, model.weights.embed_VD)
+    for run, said in {"full": "trained all weights", "over": "weights that full has changed"}.items():
+        outcome = command("export", f"run={run}", "format=peft")
+        assert outcome.code == 2
+        assert said in outcome.err
 
 
 def test_data_without_worked_answers_cannot_be_imitated(command, tmp_path):

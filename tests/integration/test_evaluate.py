@@ -14,7 +14,8 @@ from agent_tunix.tasks.datasets import Example
 from agent_tunix.workflows import setup
 from agent_tunix.workflows.evaluate import grade
 
-SMALL = ["evaluation.num_examples=16"]
+LONG_RUNS = True
+SMALL = ["evaluation.num_examples=8"]
 TRAIN = ["model=gemma3_tiny", "data.num_examples=64", "training.micro_batch_size=2", "evaluation.sampled=false"]
 
 
@@ -41,7 +42,7 @@ def test_a_run_before_and_after(command, trained, tmp_path):
     after, before = read_records(tmp_path / trained / "evals.jsonl")[known:]
     assert (after["step"], before["step"]) == (2, 0)
     assert after["split"] == before["split"] == "test"
-    assert after["n"] == 16
+    assert after["n"] == 8
     assert not (tmp_path / "evaluations").exists() or not any((tmp_path / "evaluations").iterdir())
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from agent_tunix.engine.metrics import read_records
 
+LONG_RUNS = True
 RUN = [
     "model=gemma3_tiny",
     "data.num_examples=64",
@@ -22,7 +23,7 @@ RUN = [
     "hydra.run.dir=run",
 ]
 ABSURD = ["optimizer.learning_rate=1", "optimizer.warmup_ratio=0.0"]
-OVERFLOW = ["model.lora_alpha=1e38", "grpo.beta=0.0"]  # a scale near the largest float32 makes the gradient overflow
+OVERFLOW = ["grpo.beta=1e38"]  # near the largest float32, so that the gradient overflows
 
 
 def summary(tmp_path: Path) -> dict:
@@ -123,7 +124,9 @@ def test_an_overflowing_gradient_does_not_reach_the_weights(command, tmp_path):
     assert outcome.code == 0, outcome.err
     assert "the norm of the gradient is" in outcome.out or "the loss is" in outcome.out
     assert finite_weights(tmp_path)
-    assert all(record["update_survival"] == 0 for record in read_records(tmp_path / "run" / "metrics.jsonl"))
+    overflowed = [record for record in read_records(tmp_path / "run" / "metrics.jsonl") if record["grad_norm"] is None]
+    assert len(overflowed) >= 5, "all but the first, in which the policy is the reference"
+    assert all(record["update_survival"] == 0 for record in overflowed)
 
 
 def test_one_diverging_candidate_does_not_end_a_sweep(command, tmp_path):

@@ -9,7 +9,9 @@ import pytest
 
 from agent_tunix.engine.metrics import read_records
 
-RUN = ["model=gemma3_tiny", "training.num_batches=3", "grpo.num_iterations=2", "evaluation.num_examples=16"]
+LONG_RUNS = True
+RUN = ["model=gemma3_tiny", "training.num_batches=3", "training.micro_batch_size=2", "grpo.num_iterations=2"]
+RUN += ["evaluation.num_examples=8", "evaluation.sampled=false"]
 
 
 def test_the_plan_is_what_the_run_does(command, tmp_path):
