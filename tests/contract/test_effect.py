@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
 
 from agent_tunix.algorithm.optimizers import ALGORITHMS
 from agent_tunix.algorithm.schedules import SCHEDULES
@@ -41,10 +42,20 @@ SCHEDULE_KEYS = {"warmup_steps": "3", "total_steps": "30", "lr_min": "5e-3", "de
 
 
 @cache
-def configured(*overrides: str) -> Config:
+def composed(*groups: str) -> DictConfig:
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        plain = [f"++{o}" if "." in o.split("=")[0] else o for o in (*RUN, *overrides)]
-        return validate(compose("config", plain), Config)
+        return compose("config", groups)
+
+
+@cache
+def configured(*overrides: str) -> Config:
+    """Groups are chosen by Hydra, which takes its time; values are then put in their places."""
+    given = [override.partition("=") for override in (*RUN, *overrides)]
+    tree = composed(*(f"{key}={value}" for key, _, value in given if "." not in key)).copy()
+    for key, _, value in given:
+        if "." in key:
+            OmegaConf.update(tree, key, OmegaConf.create(f"value: {value}").value, force_add=True)
+    return validate(tree, Config)
 
 
 @cache
