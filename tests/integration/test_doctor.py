@@ -79,6 +79,8 @@ ILL = {
         "optimizer.warmup_ratio=0.2",
     ),
 }
+LATER = ("slow", "swinging")  # long, or compiled for nothing else
+NAMES = [pytest.param(name, marks=[pytest.mark.parity] if name in LATER else []) for name in ILL]
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +110,7 @@ def examine(command, folder: Path) -> dict:
     return json.loads(outcome.out)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.parity] if name == "slow" else []) for name in ILL])
+@pytest.mark.parametrize("name", NAMES)
 def test_each_illness_is_named_with_its_remedy(name, train, command):
     overrides, illness, remedy = ILL[name]
     report = examine(command, train(*overrides))
@@ -148,6 +150,7 @@ def test_a_run_too_short_is_told_that(train, command):
     assert examine(command, train("training.num_batches=2"))["verdict"] == "too short"
 
 
+@pytest.mark.parity
 def test_updates_that_round_away(train, command):
     lost = ["model.lora_rank=0", "optimizer.learning_rate=1e-10", "scheduler.lr_min=0", "training.num_batches=3"]
     lost += ["training.method=supervised", "evaluation.sampled=false"]  # less to compile
