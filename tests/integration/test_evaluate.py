@@ -16,6 +16,7 @@ from agent_tunix.workflows.evaluate import grade
 
 LONG_RUNS = True
 SMALL = ["evaluation.num_examples=8"]
+GREEDY = [*SMALL, "inference_config=greedy"]  # as a run evaluates itself
 TRAIN = ["model=gemma3_tiny", "data.num_examples=64", "training.micro_batch_size=2", "evaluation.sampled=false"]
 
 
@@ -37,8 +38,8 @@ def trained(command, kept):
 
 def test_a_run_before_and_after(command, trained, tmp_path):
     known = len(read_records(tmp_path / trained / "evals.jsonl"))
-    assert command("evaluate", f"run={trained}", *SMALL).code == 0
-    assert command("evaluate", f"run={trained}", "step=0", *SMALL).code == 0
+    assert command("evaluate", f"run={trained}", *GREEDY).code == 0
+    assert command("evaluate", f"run={trained}", "step=0", *GREEDY).code == 0
     after, before = read_records(tmp_path / trained / "evals.jsonl")[known:]
     assert (after["step"], before["step"]) == (2, 0)
     assert after["split"] == before["split"] == "test"
@@ -56,15 +57,15 @@ def test_several_passes_give_majority_and_pass_at_k(command, trained, tmp_path):
 
 
 def test_the_base_model(command, trained, tmp_path):
-    assert command("evaluate", "model=gemma3_tiny", *SMALL, "hydra.run.dir=base").code == 0
-    assert command("evaluate", f"run={trained}", "step=0", *SMALL).code == 0
+    assert command("evaluate", "model=gemma3_tiny", *GREEDY, "hydra.run.dir=base").code == 0
+    assert command("evaluate", f"run={trained}", "step=0", *GREEDY).code == 0
     base = read_records(tmp_path / "base" / "evals.jsonl")[-1]
     start = read_records(tmp_path / trained / "evals.jsonl")[-1]
     assert base["accuracy"] == start["accuracy"]
 
 
 def test_several_evaluations_of_one_command(command, trained, tmp_path):
-    outcome = command("evaluate", f"run={trained}", "step=0,2", *SMALL, "--multirun")
+    outcome = command("evaluate", f"run={trained}", "step=0,2", *GREEDY, "--multirun")
     assert outcome.code == 0, outcome.err
     assert [record["step"] for record in read_records(tmp_path / trained / "evals.jsonl")[-2:]] == [0, 2]
 
