@@ -41,7 +41,6 @@ ILL = {
             "generation.max_generation_steps=6",
             "training.num_batches=5",
             "evaluation.sampled=false",
-            "model.lora_module_path=q_proj",  # fewer adapters are compiled faster
         ],
         "answers truncated",
         "generation.max_generation_steps=24",
@@ -79,7 +78,7 @@ ILL = {
         "optimizer.warmup_ratio=0.2",
     ),
 }
-LATER = ("slow", "swinging")  # long, or compiled for nothing else
+LATER = ("slow", "short answers", "swinging")  # long, or compiled for nothing else
 NAMES = [pytest.param(name, marks=[pytest.mark.parity] if name in LATER else []) for name in ILL]
 
 
