@@ -144,7 +144,7 @@ def evaluation_ways(r: Run) -> list[tuple[Sampling, float]]:
 
 def _demonstrations(r: Run, examples: Sequence[Example], prompts: Prompts) -> Gathered:
     """Worked answers as completions of advantage 1: the update then is maximum likelihood."""
-    ids = [r.model.tokenizer.encode(demonstration(example.worked, example.answer)) for example in examples]
+    ids = demonstration_ids(examples, r.model.tokenizer)
     width = bucket(max(map(len, ids)), r.sampling.max_steps)
     padded = (*right_pad(ids, width, r.model.tokenizer.pad_id), np.ones(len(examples), np.float32))
     tokens_BC, mask_BC, ones_B = (lay_rows(a.__getitem__, a.shape, r.model.mesh) for a in padded)
@@ -153,10 +153,14 @@ def _demonstrations(r: Run, examples: Sequence[Example], prompts: Prompts) -> Ga
     return Gathered(batch, np.array([len(own) for own in ids]), {}, [shown])
 
 
+def demonstration_ids(examples: Sequence[Example], tokenizer: Tokenizer) -> list[list[int]]:
+    return tokenizer.encode_all([demonstration(example.worked, example.answer) for example in examples])
+
+
 def with_demonstrations(examples: list[Example], tokenizer: Tokenizer, longest: int, notice: Notice) -> list[Example]:
     """The examples that have a worked answer of at most `longest` tokens; says how many have not."""
     worked = [e for e in examples if e.worked]
-    lengths = map(len, tokenizer.encode_all([demonstration(e.worked, e.answer) for e in worked]))
+    lengths = map(len, demonstration_ids(worked, tokenizer))
     kept = [example for example, length in zip(worked, lengths, strict=True) if length <= longest]
     if not kept:
         raise UserError(
