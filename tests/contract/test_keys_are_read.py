@@ -94,6 +94,10 @@ def test_a_number_of_the_architecture_that_is_not_the_checkpoints_is_refused(fie
         setup.load_model(configured(f"model.architecture.{field}={value * 2}"))
 
 
+def test_a_number_of_the_architecture_may_differ_from_the_checkpoints_in_its_last_digits():
+    assert setup.load_model(configured("model.architecture.query_pre_attn_scalar=32.00000000000001")).arch.num_layers == 4
+
+
 def test_a_checkpoint_of_another_family_is_refused():
     assert get_args(schema.ModelSection.model_fields["model_family"].annotation) == ("gemma3",)
     with pytest.raises(UserError, match="of type gemma3_text; only gemma4 and gemma4_text"):

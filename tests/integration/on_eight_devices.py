@@ -124,6 +124,10 @@ def alone():
     return found
 
 
+def test_rollout_and_update_are_those_of_one_device(alone):
+    assert_same(step(ARCH, (8, 1)), alone)
+
+
 def test_heads_alone_are_cut(alone):
     weights, state = begin(ARCH, (1, 2))
     (rollouts,) = Sample.answer([Sample(weights, Draw(state.trainable, prompts(), jax.random.key(3), 0.9), ARCH, SAMPLING)])

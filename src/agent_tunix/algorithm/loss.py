@@ -21,7 +21,7 @@ from agent_tunix.models.mesh import EVERYWHERE, cut, several_devices
 from agent_tunix.types import pytree
 
 LOGITS_BUDGET = 2**28  # float32 logits alive at once while log-probabilities are taken: 1 GiB
-GREATEST_LOG_ODDS = 60.0  # e^60 is far beyond sampling, and 2^18 of them are a float32
+GREATEST_LOG_ODDS = 60.0  # far beyond what is drawn, and e^60 for every token of a vocabulary adds up to a float32
 SHARES = 8  # of the sum over the vocabulary
 
 
