@@ -21,8 +21,9 @@ from agent_tunix.config.schema import ArchitectureSection
 from agent_tunix.engine.rollout import Draw, Sampling, sample
 from agent_tunix.engine.update import init_state, reference_logprobs, update
 from agent_tunix.models import lora
-from agent_tunix.models.gemma3 import Architecture
-from agent_tunix.models.weights import init_weights
+from agent_tunix.models.gemma3 import Architecture, Weights
+from agent_tunix.models.mesh import mesh_of_sizes
+from agent_tunix.models.weights import weight_shapes
 from agent_tunix.tasks.datasets import left_pad
 from agent_tunix.types import Batch
 from agent_tunix.workflows.memory import Shapes, estimate
@@ -41,32 +42,47 @@ def peak_gb() -> float:
     return jax.local_devices()[0].memory_stats()["peak_bytes_in_use"] / 1e9
 
 
+def random_weights(arch: Architecture, base_dtype: str | None) -> Weights:
+    """Weights that never take more of the device than they will hold: one block of numbers, again and again."""
+    rng = np.random.default_rng(0)
+
+    def filled(like: jax.ShapeDtypeStruct) -> jax.Array:
+        floating = jnp.issubdtype(like.dtype, jnp.floating)
+        block = rng.normal(0, 0.02, 2**20) if floating else rng.integers(0, 127, 2**20)
+        return jax.device_put(np.resize(block.astype(like.dtype), like.shape), like.sharding)
+
+    return jax.tree.map(filled, weight_shapes(arch, jnp.bfloat16, mesh_of_sizes(), base_dtype))
+
+
 def main() -> None:
     size = sys.argv[1]
     P, G, S, C, micro, rank = map(int, sys.argv[2:8])
     base_dtype = sys.argv[8] if len(sys.argv) > 8 else None
     arch, rng = architecture(size), np.random.default_rng(0)
-    weights = init_weights(jax.random.key(0), arch, jnp.bfloat16, base_dtype)
+    weights = random_weights(arch, base_dtype)
     modules = lora.select_modules("_proj", arch.num_layers)
-    adapters = lora.init_adapters(jax.random.key(1), arch, modules, max(rank, 1), float(rank))
-    trainable = adapters if rank else lora.masters(weights)
+    trainable = (
+        lora.init_adapters(jax.random.key(1), arch, modules, rank, float(rank)) if rank else lora.masters(weights)
+    )
+    state = init_state(trainable)
     prompts = left_pad([list(rng.integers(6, 1000, S)) for _ in range(P)], S, 0)
-    sampling = Sampling(50, 1.0, C, G, (1, 106), 0)
+    sampling = Sampling(50, 1.0, C, G, (arch.vocab_size,), 0)
     policy, apart = lora.policy(weights, trainable)
     (drawn,) = sample(policy, (Draw(apart, prompts, jax.random.key(3), TEMPERATURE),), arch=arch, sampling=sampling)
     after_rollout = (jax.block_until_ready(drawn), peak_gb())[1]
-    tokens, mask = drawn.tokens_BC, drawn.mask_BC
+    del policy, trainable
     slices = P // micro
     advantages_B = jnp.asarray(rng.normal(size=P * G), jnp.float32)
-    batch = Batch(prompts, tokens, mask, drawn.logprobs_BC, None, advantages_B)
+    batch = Batch(prompts, drawn.tokens_BC, drawn.mask_BC, drawn.logprobs_BC, None, advantages_B)
     (reference,) = reference_logprobs((batch,), weights, None, (TEMPERATURE,), arch=arch, micro_batches=slices)
+    after_reference = (jax.block_until_ready(reference), peak_gb())[1]
     batch = dataclasses.replace(batch, reference_logprobs_BC=reference)
     h = Hyperparameters(1e-5, 0.01, 0.9, 0.999, 1e-8, 0.1, 0.08, 0.2, TEMPERATURE)
-    state, _ = update(init_state(trainable), batch, weights, h, jnp.inf, arch=arch, micro_batches=slices)
+    state, _ = update(state, batch, weights, h, jnp.inf, arch=arch, micro_batches=slices)
     jax.block_until_ready(state)
     planned = estimate(Shapes(arch, rank, modules, 2, P, micro, G, 1, S, C, base_dtype=base_dtype))["peak"]
     print(f"{size} {P}x{G} {S}+{C} micro {micro} rank {rank} base {base_dtype}: rollout {after_rollout:.2f} GB, ", end="")
-    print(f"step {peak_gb():.2f} GB, planned {planned:.2f} GB ({planned / peak_gb() - 1:+.1%})")
+    print(f"reference {after_reference:.2f}, step {peak_gb():.2f} GB, planned {planned:.2f} GB ({planned / peak_gb() - 1:+.1%})")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from agent_tunix.config.mesh_shape import shown, sizes_of
 from agent_tunix.config.schema import Config
 from agent_tunix.engine.metrics import Record
 from agent_tunix.errors import UserError
+from agent_tunix.models import kernels
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.workflows import memory, setup
 from agent_tunix.workflows.curve import as_svg, in_characters
@@ -95,6 +96,7 @@ def shapes(cfg: Config, width: int) -> memory.Shapes:
         fsdp=fsdp,
         tp=tp,
         base_dtype=cfg.model.base_dtype,
+        kernels=fsdp * tp == 1 and cfg.model.dtype == "bfloat16" and kernels.capability() == kernels.HOPPER,
     )
 
 

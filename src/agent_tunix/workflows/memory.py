@@ -1,8 +1,9 @@
 """How much device memory a run will need, by part, from its shapes alone.
 
-Sizes that follow from shapes are counted. What the compiler keeps beside them (float32 temporaries of the residual stream,
-copies of logits, adapters and their gradients) is counted by factors fitted to peaks that an H200 reported for 270M, 1B
-and 4B at several shapes; benchmarks/2026-11-15-memory.md sets measurement against estimate.
+Sizes that follow from shapes are counted. What the compiler keeps beside them (temporaries of the residual stream and of the
+feed-forward block, copies of logits, adapters and their gradients) is counted by factors fitted to peaks that an H200 reported
+for 270M, 1B and 4B at several shapes, with its kernels and without; benchmarks/2026-11-16-memory.md sets measurement
+against estimate.
 
 On a mesh it is the memory of one device: weights, adapters and moments by the table that places them; the cache and what a
 layer computes by the rows and heads that a device has; logits by its part of the vocabulary. A layer's weights are
@@ -24,13 +25,18 @@ from agent_tunix.models.mesh import EVERYWHERE, fitting, share, spec
 from agent_tunix.models.quantisation import BLOCK, BYTES, BaseDtype
 
 FLOAT32 = 4
-RESIDUAL_COPIES = 16.5  # float32 copies of the residual stream while a layer is differentiated
-SCORE_COPIES = 1.5  # of one layer's attention scores
-LAYER_COPIES = 11.5  # of one layer's weights, cut out of the stack and turned for the backward pass
+RESIDUAL_COPIES = 10.4  # float32 copies of the residual stream while a layer is differentiated
+HIDDEN_COPIES = 6.9  # of what the feed-forward block holds between its matrices
+SCORE_COPIES = 1.65  # of one layer's attention scores
+LAYER_COPIES = 2  # of one layer's weights, cut out of the stack and turned, or turned back from a quantised base
 LOSS_LOGITS_COPIES = 1.5  # of one chunk of logits, in the loss and its gradient: in float32, and as probabilities in bf16
-SAMPLER_LOGITS_COPIES = 8  # of the logits of one token a sequence, while it is drawn
+LOSS_RESIDUAL_COPIES = 3  # of the last hidden states, in float32, beside them
+SAMPLER_LOGITS_COPIES = 1.5  # of the logits of one token a sequence, while it is drawn
+SAMPLER_LAYERS = 1.1  # times the layers' weights, laid out for the kernels that read a token
+SAMPLER_ADAPTERS = 2  # times the adapters, laid out for them
 STORED_COPIES = 3  # parameters and two moments
-ADAPTER_TEMPORARIES = 3.5  # gradients, their sum, the change, and the casts of the adapters
+ADAPTER_TEMPORARIES = 1.3  # gradients, the change, and the casts of the adapters
+EMBEDDING_GRADIENTS = 1.5  # in float32, where all weights are trained
 GIGABYTE = 1e9
 LARGEST_MICRO_BATCH = 4096
 Named = dict[tuple[str, ...], tuple[int, ...]]
@@ -38,7 +44,10 @@ Named = dict[tuple[str, ...], tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
-    """What memory depends on; lengths in tokens, `micro_batch` and `prompts` in prompts."""
+    """What memory depends on; lengths in tokens, `micro_batch` and `prompts` in prompts.
+
+    `kernels`: on one GPU of the Hopper kind attention writes no scores, and the sampler holds the layers once more.
+    """
 
     arch: Architecture
     lora_rank: int
@@ -53,6 +62,7 @@ class Shapes:
     fsdp: int = 1
     tp: int = 1
     base_dtype: BaseDtype | None = None
+    kernels: bool = False
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -121,7 +131,7 @@ def estimate(s: Shapes) -> dict[str, float]:
     phases = {
         "rollout": _sampling(s, s.prompts, sequences),
         "evaluation": _sampling(s, s.evaluated, s.evaluated),
-        "update": temporaries + max(_update(s), trainable if s.lora_rank == 0 else 0.0),
+        "update": temporaries + (_update(s) if s.lora_rank else max(_update(s) + _embedding_gradients(s), trainable)),
     }
     parts = {
         "weights": weights,
@@ -143,10 +153,12 @@ def peak_of_several(s: Shapes, members: int) -> float:
 
 
 def _sampling(s: Shapes, prompts: int, sequences: int) -> float:
-    """The cache, logits, and on one device the layers once more as the kernels read them; of a quantised base, one layer."""
+    """The cache, logits, and a layer's weights as they are read, or all layers and adapters as the kernels read them."""
     logits = SAMPLER_LOGITS_COPIES * sequences * s.arch.vocab_size * s.vocabulary_share * FLOAT32
-    by_kernels = _layers(s) if s.fsdp * s.tp == 1 else 0.0
-    return _cache(s, prompts, sequences) + logits + (_layers(s) / s.arch.num_layers if s.base_dtype else by_kernels)
+    weights = _layers(s) / s.arch.num_layers
+    if s.kernels and s.base_dtype is None:
+        weights = SAMPLER_LAYERS * _layers(s) + SAMPLER_ADAPTERS * held_adapters(s) * FLOAT32
+    return _cache(s, prompts, sequences) + logits + weights
 
 
 def _layers(s: Shapes) -> float:
@@ -167,22 +179,33 @@ def _key_and_value(s: Shapes) -> float:
 
 def _update(s: Shapes) -> float:
     """Logits are gone before the first layer is differentiated, so the greater of the two counts."""
-    return _kept(s) + max(_differentiation(s), LOSS_LOGITS_COPIES * _chunk(s))
+    loss = LOSS_LOGITS_COPIES * _chunk(s) + LOSS_RESIDUAL_COPIES * _tokens(s) * s.arch.embed_dim * FLOAT32
+    return _kept(s) + max(_differentiation(s), loss)
+
+
+def _tokens(s: Shapes) -> float:
+    """Of a micro-batch, those that pass through a device's layers."""
+    return s.micro_batch / s.fsdp * (s.generations * s.completion_length + s.prompt_length)
 
 
 def _kept(s: Shapes) -> float:
     """What every layer leaves for the backward pass."""
-    tokens = s.micro_batch / s.fsdp * (s.generations * s.completion_length + s.prompt_length)
-    return s.arch.num_layers * tokens * (s.arch.embed_dim + _key_and_value(s)) * s.bytes_per_weight
+    return s.arch.num_layers * _tokens(s) * s.arch.embed_dim * s.bytes_per_weight
 
 
 def _differentiation(s: Shapes) -> float:
     """What one layer takes while it is gone through again."""
     arch, completion = s.arch, s.micro_batch / s.fsdp * s.generations * s.completion_length
     scores = completion * arch.num_heads / s.tp * (s.prompt_length + s.completion_length) * FLOAT32
-    residual = completion * arch.embed_dim * FLOAT32
+    residual = _tokens(s) * arch.embed_dim * FLOAT32
+    hidden = _tokens(s) * arch.hidden_dim / s.tp * s.bytes_per_weight
     layer = _layers(s) / arch.num_layers / s.tp
-    return SCORE_COPIES * scores + RESIDUAL_COPIES * residual + LAYER_COPIES * layer
+    written = 0.0 if s.kernels else SCORE_COPIES * scores
+    return written + RESIDUAL_COPIES * residual + HIDDEN_COPIES * hidden + LAYER_COPIES * layer
+
+
+def _embedding_gradients(s: Shapes) -> float:
+    return EMBEDDING_GRADIENTS * s.arch.vocab_size * s.vocabulary_share * s.arch.embed_dim * FLOAT32
 
 
 def _chunk(s: Shapes) -> float:
