@@ -20,7 +20,7 @@ from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.config.schema import ArchitectureSection
 from agent_tunix.engine.rollout import Draw, Sampling, sample
 from agent_tunix.engine.update import init_state, reference_logprobs, update
-from agent_tunix.models import lora
+from agent_tunix.models import kernels, lora
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.mesh import mesh_of_sizes
 from agent_tunix.models.weights import weight_shapes
@@ -61,9 +61,7 @@ def main() -> None:
     arch, rng = architecture(size), np.random.default_rng(0)
     weights = random_weights(arch, base_dtype)
     modules = lora.select_modules("_proj", arch.num_layers)
-    trainable = (
-        lora.init_adapters(jax.random.key(1), arch, modules, rank, float(rank)) if rank else lora.masters(weights)
-    )
+    trainable = lora.init_adapters(jax.random.key(1), arch, modules, rank, float(rank)) if rank else lora.masters(weights)
     state = init_state(trainable)
     prompts = left_pad([list(rng.integers(6, 1000, S)) for _ in range(P)], S, 0)
     sampling = Sampling(50, 1.0, C, G, (arch.vocab_size,), 0)
@@ -80,9 +78,11 @@ def main() -> None:
     h = Hyperparameters(1e-5, 0.01, 0.9, 0.999, 1e-8, 0.1, 0.08, 0.2, TEMPERATURE)
     state, _ = update(state, batch, weights, h, jnp.inf, arch=arch, micro_batches=slices)
     jax.block_until_ready(state)
-    planned = estimate(Shapes(arch, rank, modules, 2, P, micro, G, 1, S, C, base_dtype=base_dtype))["peak"]
-    print(f"{size} {P}x{G} {S}+{C} micro {micro} rank {rank} base {base_dtype}: rollout {after_rollout:.2f} GB, ", end="")
-    print(f"reference {after_reference:.2f}, step {peak_gb():.2f} GB, planned {planned:.2f} GB ({planned / peak_gb() - 1:+.1%})")
+    held = {"base_dtype": base_dtype, "kernels": kernels.capability() == kernels.HOPPER}
+    planned = estimate(Shapes(arch, rank, modules if rank else (), 2, P, micro, G, 1, S, C, **held))["peak"]
+    shape = f"{size} {P}x{G} {S}+{C} micro {micro} rank {rank} base {base_dtype}"
+    found = f"rollout {after_rollout:.2f} GB, reference {after_reference:.2f}, step {peak_gb():.2f}"
+    print(f"{shape}: {found}, planned {planned:.2f} ({planned / peak_gb() - 1:+.1%})")
 
 
 if __name__ == "__main__":

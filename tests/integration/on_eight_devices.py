@@ -217,9 +217,12 @@ def test_policies_that_share_a_program_share_a_mesh(alone):
     first, second = Sample.answer([Sample(weights, draw, ARCH, SAMPLING) for draw in draws])
     assert (np.asarray(second.tokens_BC) != np.asarray(first.tokens_BC)).any()
     rates = [dataclasses.replace(H, learning_rate=rate) for rate in (H.learning_rate, 1e-3)]
-    asks = [Update(state, batch_of(first), weights, h, jnp.inf, ARCH, 1, "adamw") for h in rates]
-    updated, (slower, _) = Update.answer(asks)
+    states = [jax.tree.map(jnp.copy, state) for _ in rates]
+    given = zip(states, rates, strict=True)
+    asks = [Update(own, batch_of(first), weights, h, jnp.inf, ARCH, 1, "adamw") for own, h in given]
+    updated, (slower, _) = Update.answer([*asks, asks[0]])  # the last fills a place
     assert_same((first, *updated), alone)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(states))
     assert not np.allclose(slower.trainable.a["q_proj"], updated[0].trainable.a["q_proj"], atol=1e-3)
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine.metrics import read_records
-from agent_tunix.workflows import setup, sweep, train
+from agent_tunix.workflows import dry_run, memory, setup, sweep, train
 
 LONG_RUNS = True
 RUN = [
@@ -205,11 +205,12 @@ def test_jobs_are_grouped_by_the_program_they_need():
     assert [[int(job.folder.name) for job in group] for group in found] == [[0, 1, 3, 8], [2], [4], [5], [6], [7]]
 
 
-@pytest.mark.parametrize(("gigabytes", "sizes"), [(1000.0, [4]), (0.03, [2, 2]), (0.02, [1, 1, 1, 1])])
-def test_a_group_is_cut_to_what_memory_holds(monkeypatch, gigabytes, sizes):
-    monkeypatch.setattr(sweep, "card", lambda: ("a card", gigabytes))
+@pytest.mark.parametrize(("members", "sizes"), [(4, [4]), (3, [2, 2]), (2, [2, 2]), (1, [1, 1, 1, 1])])
+def test_a_group_is_cut_to_what_memory_holds(monkeypatch, members, sizes):
     group, said = jobs(*([f"seed={seed}"] for seed in range(4))), []
     first = train.prepare(group[0].cfg, setup.Shelf(), print)
+    needed = memory.peak_of_several(dry_run.shapes(first.cfg, first.task.prompt_width), members)
+    monkeypatch.setattr(sweep, "card", lambda: ("a card", 1.001 * needed / dry_run.USABLE))
     found = sweep.parts(group, first, said.append, "always")
     assert [len(part) for _, part in found] == sizes
     assert len(said) == 1

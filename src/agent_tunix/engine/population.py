@@ -160,8 +160,9 @@ class Update(DeviceRequest):
         if len(requests) == 1:
             updated = [found]
         else:
+            own = [request for n, request in enumerate(requests) if n == 0 or request is not requests[0]]  # without copies
             with on_mesh_of(requests[0].weights):
-                updated = [ahead.run(request.own_step(index, *found)) for index, request in enumerate(requests)]
+                updated = [ahead.run(request.own_step(index, *found)) for index, request in enumerate(own)]
         _send_to_host([(state.step, stats) for state, stats in updated])
         return updated
 

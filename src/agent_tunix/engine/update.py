@@ -84,7 +84,7 @@ def gradients_together(
     return _gradients(stack(adapters), batches, weights, hs, arch, micro_batches)
 
 
-@partial(jax.jit, static_argnames=("arch", "optimizer"), compiler_options=compiler.OPTIONS)
+@partial(jax.jit, static_argnames=("arch", "optimizer"), donate_argnames="state", compiler_options=compiler.OPTIONS)
 def update_one_of(
     state: TrainState,
     index: ArrayLike,
@@ -96,7 +96,7 @@ def update_one_of(
     arch: Architecture,
     optimizer: str,
 ) -> tuple[TrainState, UpdateStats]:
-    """A step of one state by its own of several policies' gradients: a small program, that all of them have in common."""
+    """A step of one state, which is used up, by its own of several policies' gradients: a small program that all share."""
     return _finish(state, _at(index, grads, axis=1), _at(index, stats_K), h, max_kl, arch, optimizer)
 
 

@@ -1,9 +1,9 @@
 """How much device memory a run will need, by part, from its shapes alone.
 
 Sizes that follow from shapes are counted. What the compiler keeps beside them (temporaries of the residual stream and of the
-feed-forward block, copies of logits, adapters and their gradients) is counted by factors fitted to peaks that an H200 reported
-for 270M, 1B and 4B at several shapes, with its kernels and without; benchmarks/2026-11-16-memory.md sets measurement
-against estimate.
+feed-forward block, copies of logits, adapters and their gradients) is counted by factors fitted to peaks that an H200
+reported for 270M, 1B and 4B at several shapes, with its kernels and without; benchmarks/2026-11-16-memory.md sets
+measurement against estimate.
 
 On a mesh it is the memory of one device: weights, adapters and moments by the table that places them; the cache and what a
 layer computes by the rows and heads that a device has; logits by its part of the vocabulary. A layer's weights are
