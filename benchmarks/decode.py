@@ -1,7 +1,7 @@
 """Seconds of one GRPO step, phase by phase, with random weights that never end a completion.
 
     PYTHONPATH=src python benchmarks/decode.py 270m 4 4 256 512 4 32 1
-                                               size P G prompt completion micro_batch lora_rank policies
+                                               size P G prompt completion micro_batch lora_rank policies [base_dtype]
 
 `policies` above one samples that many at once, each with its own adapters, and updates none. Medians of five after a
 warm-up; the first calls, which compile, apart. For memory run with XLA_PYTHON_CLIENT_PREALLOCATE=false. On a CPU:
@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from memory import TEMPERATURE, architecture
+from memory import TEMPERATURE, architecture, random_weights
 
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine.rollout import Draw, Sampling, sample
@@ -57,7 +57,11 @@ def main() -> None:
     P, G, S, C, micro, rank, policies = map(int, sys.argv[2:9])
     arch, rng = architecture(size), np.random.default_rng(0)
     dtype = jnp.bfloat16 if size != "tiny" else jnp.float32
-    weights = jax.jit(init_weights, static_argnums=(1, 2))(jax.random.key(0), arch, dtype)
+    weights = (
+        random_weights(arch, sys.argv[9])
+        if len(sys.argv) > 9
+        else jax.jit(init_weights, static_argnums=(1, 2))(jax.random.key(0), arch, dtype)
+    )
     prompts = left_pad([list(rng.integers(6, min(1000, arch.vocab_size), S)) for _ in range(P)], S, 0)
     draws = tuple(Draw(learnt_adapters(arch, n, rank), prompts, jax.random.key(n), TEMPERATURE) for n in range(policies))
     sampling = Sampling(min(50, arch.vocab_size), 1.0, C, G, (arch.vocab_size,), 0)
