@@ -4,14 +4,16 @@ The strict answer is what stands between the answer tags of a well-formed comple
 anywhere, or what \boxed{} holds. Much of what reinforcement learning gains is format, so both are reported.
 
 Numbers may carry thousands separators, a currency, a unit, a percent sign or a full stop, and may be fractions, mixed
-numbers, LaTeX's \frac, or a sign such as ½. A percent sign is read as a unit: 50% is 50.
+numbers, LaTeX's \frac, or a sign such as ½. A percent sign is read as a unit: 50% is 50. Numbers are exact, as a float
+would take two products of twenty digits for one.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
+from decimal import Decimal
+from fractions import Fraction
 
 from agent_tunix.tasks.prompts import ANSWER, REASONING
 
@@ -43,13 +45,13 @@ def tagged_answer(completion: str) -> str | None:
     return block[:end].strip() if end > 0 else None
 
 
-def first_number(text: str) -> float | None:
+def first_number(text: str) -> Fraction | None:
     """The number that an answer states: in its box, after its last equals sign, or the first one."""
     stated = _stated(text)
     return stated[0] if stated else None
 
 
-def last_number(text: str) -> float | None:
+def last_number(text: str) -> Fraction | None:
     """The last number of a text, or the one in its last box."""
     found = list(_NUMBER.finditer(_plain(text)))
     return _value(found[-1]) if found else None
@@ -70,14 +72,14 @@ def same_numbers(found: str, truth: str) -> bool:
     return bool(wanted) and len(stated) == len(wanted) and all(map(same_number, stated, wanted))
 
 
-def same_number(found: float | None, truth: float | None) -> bool:
-    """Equal up to the rounding of a decimal fraction."""
-    return found is not None and truth is not None and math.isclose(found, truth, rel_tol=1e-12, abs_tol=1e-6)
+def same_number(found: Fraction | None, truth: Fraction | None) -> bool:
+    """Equal up to the rounding of a decimal fraction: to a millionth, or to a thousandth part of what is small itself."""
+    return found is not None and truth is not None and abs(found - truth) <= min(Fraction(1, 10**6), abs(truth) / 1000)
 
 
-def near(found: float | None, truth: float | None) -> bool:
+def near(found: Fraction | None, truth: Fraction | None) -> bool:
     """Within ten percent of the truth: what the evaluation calls partially right."""
-    return found is not None and truth is not None and abs(found - truth) <= 0.1 * abs(truth)
+    return found is not None and truth is not None and abs(found - truth) <= abs(truth) / 10
 
 
 def _plain(text: str) -> str:
@@ -89,19 +91,23 @@ def _plain(text: str) -> str:
     return _THIN.sub("", text).replace("\\,", "").replace("{,}", ",").replace("\\!", "")
 
 
-def _stated(text: str) -> list[float]:
+def _stated(text: str) -> list[Fraction]:
     """The numbers of an answer after its last equals sign, or all of them where none is there."""
     text = _plain(text)
     after, anywhere = ([_value(match) for match in _NUMBER.finditer(part)] for part in (text.rpartition("=")[2], text))
     return after or anywhere
 
 
-def _value(match: re.Match[str]) -> float:
-    number = float(f"{match['number'].replace(',', '')}e{match['exponent'] or 0}")
-    if match["divisor"] and float(match["divisor"]):
-        number /= float(match["divisor"])
-    number += float(match["whole"] or 0)
+def _value(match: re.Match[str]) -> Fraction:
+    number = _exact(f"{match['number'].replace(',', '')}e{match['exponent'] or 0}")
+    if match["divisor"] and (divisor := _exact(match["divisor"])):
+        number /= divisor
+    number += _exact(match["whole"] or "0")
     return -number if match["sign"] or match["sign2"] else number
+
+
+def _exact(digits: str) -> Fraction:
+    return Fraction(Decimal(digits))  # of any length, which int refuses
 
 
 def _unit(text: str) -> str:
