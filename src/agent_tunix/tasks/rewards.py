@@ -18,6 +18,7 @@ from agent_tunix.tasks import answers
 from agent_tunix.tasks.prompts import ANSWER, REASONING
 
 NO_NUMBER = "the reward function"  # how a fault begins that a reward has caused
+LARGEST = 1e18  # reward, as the spread of a group is made of squares in float32
 RewardFunction = Callable[[str, str, str], float]
 
 
@@ -60,7 +61,11 @@ class Scorer:
 
     def total(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
         """The reward itself."""
-        return np.asarray(sum(self.weights[name] * value for name, value in values.items()), np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = np.asarray(sum(self.weights[name] * value for name, value in values.items()), np.float32)
+        if (wrong := total[~(abs(total) <= LARGEST)]).size:
+            raise DivergenceError(f"{NO_NUMBER}s with their weights sum up to {wrong[0]:g}, and at most {LARGEST:g} counts")
+        return total
 
     def _one(self, name: str, prompt: str, completion: str, truth: str) -> float:
         try:

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from agent_tunix.errors import UserError
+from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.tasks import rewards
 from agent_tunix.tasks.rewards import Scorer, load_function
 
@@ -107,6 +107,15 @@ def test_a_reward_that_raises_or_is_not_finite_stops_with_name_completion_and_fa
         scorer(["q"], ["the completion"], ["7"])
     for part in ("'mine'", fault, "'the completion'", "'7'"):
         assert part in str(stop.value)
+
+
+@pytest.mark.parametrize("weight", [1e39, 1e30, -1e19])
+@pytest.mark.filterwarnings("error")
+def test_a_reward_too_large_to_be_compared_is_none(weight):
+    scorer = Scorer({"format": "agent_tunix.tasks.rewards.format_exact"}, {"format": weight})
+    with pytest.raises(DivergenceError) as stop:
+        scorer.total({"format": np.array([0, 1], np.float32)})
+    assert rewards.is_fault_of_reward(str(stop.value))
 
 
 @pytest.mark.parametrize(
