@@ -98,6 +98,7 @@ def test_peft_folder_has_names_and_shapes_of_peft(command, trained):
     assert shapes["base_model.model.model.layers.3.mlp.down_proj.lora_A.weight"] == (16, 256)
     assert shapes["base_model.model.model.layers.3.mlp.down_proj.lora_B.weight"] == (128, 16)
     assert len(shapes) == 2 * 7 * 4
+    assert len({file.stat().st_mode for file in folder.iterdir()}) == 1, "whoever reads one file reads all"
 
 
 def test_mistakes_are_explained_and_leave_nothing_behind(command, trained, tmp_path):

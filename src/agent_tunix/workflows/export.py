@@ -10,11 +10,11 @@ Adapters are merged in float32, a tensor at a time; where the run held its base 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -59,13 +59,16 @@ def run(cfg: ExportConfig, console: Console) -> Path:
     return output
 
 
-@contextmanager
+@contextlib.contextmanager
 def _appearing_whole(output: Path) -> Iterator[Path]:
     """A folder to write to, renamed to `output` when all is written, and removed when something fails."""
     temporary = output.parent / f".{output.name}.{os.getpid()}"
     try:
         temporary.mkdir(parents=True)
         yield temporary
+        with contextlib.suppress(OSError):  # of a disk that knows no modes
+            for file in temporary.iterdir():  # safetensors writes what no one else can read
+                file.chmod(temporary.stat().st_mode & 0o666)
         temporary.rename(output)
     except (OSError, SafetensorError) as fault:  # which is how safetensors says that a disk is full
         raise UserError(f"{output} could not be written: {fault}") from fault
