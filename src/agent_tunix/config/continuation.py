@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from agent_tunix.config.load import read_config, validate
@@ -29,18 +30,18 @@ def resumed(folder: str, overrides: Sequence[str]) -> tuple[Config, Path]:
         raise UserError(f"training.resume={folder}: this is not the folder of a run, it has no config.yaml.")
     saved = read_config(path / "config.yaml")
     began = {key: OmegaConf.select(saved, key) for key in FIXED}
-    for override in overrides:
-        key, _, value = override.lstrip("+").partition("=")
+    for override, parsed in zip(overrides, OverridesParser.create().parse_overrides(list(overrides)), strict=True):
+        key, value = parsed.key_or_group, parsed.value()
         if key in ("training.resume", "dry_run"):
             continue
         if "." not in key and key != "seed":
             raise UserError(
                 f"{override}: a resumed run keeps its own groups; only single values, as in a.b=c, can be changed."
             )
-        saved.merge_with(OmegaConf.from_dotlist([f"{key}={value}"]))
+        OmegaConf.update(saved, key, value, force_add=True)
         if key in FIXED and not _same(key, began[key], OmegaConf.select(saved, key)):
             kept = "null" if began[key] is None else began[key]
-            raise UserError(f"{key}={value}: a resumed run keeps {key}={kept}, as {FIXED[key]}. Start another run.")
+            raise UserError(f"{override.lstrip('+')}: a resumed run keeps {key}={kept}, as {FIXED[key]}. Start another run.")
     return validate(saved, Config), path
 
 

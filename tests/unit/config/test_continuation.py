@@ -33,6 +33,14 @@ def test_single_values_are_changed_and_all_others_kept(run):
     assert (cfg.training.num_epochs, cfg.training.resume, cfg.dry_run, path) == (2, None, False, Path(run))
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("Say: yes", "Say: yes"), ("", ""), (r"a\,b", "a,b"), (r'"(\d+)"', r"(\d+)"), ("'a, b'", "a, b"), ("@x", "@x")],
+)
+def test_a_value_is_read_as_hydra_reads_it(run, written, meant):
+    assert resumed(run, [f"++data.system_prompt={written}"])[0].data.system_prompt == meant
+
+
 @pytest.mark.parametrize("key", FIXED)
 def test_what_would_make_another_run_of_it_is_refused(run, key):
     with pytest.raises(UserError, match=f"{key}={OTHER[key]}: a resumed run keeps {key}="):
