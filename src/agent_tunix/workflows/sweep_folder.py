@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from agent_tunix.engine.metrics import Record, replace_text
+from agent_tunix.workflows.diagnosis.records import read_object
 
 RESULTS = ("status", "steps", "first_eval", "best_eval", "final_eval", "seconds", "rollbacks")
 
@@ -37,8 +38,8 @@ def write_index(
 
 
 def read_index(folder: Path) -> Record:
-    path = folder / "sweep.json"
-    return json.loads(path.read_text()) if path.exists() else {"mode": "apart", "jobs": []}
+    """What is there of sweep.json; the jobs' own folders make up for one that cannot be read."""
+    return {"mode": "apart", "jobs": [], **read_object(folder / "sweep.json")}
 
 
 def job_folders(folder: Path) -> list[Path]:
@@ -49,9 +50,8 @@ def job_folders(folder: Path) -> list[Path]:
 
 def results(folder: Path) -> Record:
     """What came of a job that is not running; one that has begun and has no summary was killed."""
-    path = folder / "summary.json"
-    if not path.exists():
+    summary = read_object(folder / "summary.json")
+    if "status" not in summary:
         return {"status": "interrupted" if (folder / "config.yaml").exists() else "waiting"}
-    summary = json.loads(path.read_text())
     given = {"overrides": summary["overrides"]} if summary.get("overrides") else {}
     return given | {key: summary.get(key) for key in RESULTS}

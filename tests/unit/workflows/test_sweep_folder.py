@@ -25,3 +25,12 @@ def test_a_job_is_running_from_its_first_moment_and_interrupted_once_nobody_runs
     index = write_index(tmp_path)
     assert statuses(tmp_path) == ["interrupted", "completed", "waiting", "waiting"]
     assert [job["overrides"] for job in index["jobs"]] == list(overrides.values())
+
+
+def test_a_damaged_file_is_as_none(tmp_path, write_run):
+    for name in "01":
+        write_run(tmp_path / name)
+    (tmp_path / "0" / "summary.json").write_text('{"status": "comp')
+    (tmp_path / "sweep.json").write_text('{"mode": "fus')
+    write_index(tmp_path)
+    assert statuses(tmp_path) == ["interrupted", "completed"], "the first is gone on with from its last checkpoint"
