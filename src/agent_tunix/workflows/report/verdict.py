@@ -11,6 +11,8 @@ from agent_tunix.workflows.diagnosis.records import Accuracy, RunRecords, differ
 
 SURE = 2.0  # standard errors at which a change is told from noise, as in the doctor's comparison of candidates
 NAMED = 4  # candidates in one sentence
+ENDED = ("completed", "diverged", "rolled back")  # of a candidate: what it came to is all that it will come to
+GOING = ("unfinished", "running", "waiting")
 LEADS = {"healthy": "Healthy", "undecided": "Undecided", "too short": "Too short to judge"}
 MOODS = {"healthy": "good", "ill": "bad"}
 CUT_SHORT = {"unfinished": "going", "interrupted": "unsure", "failed": "bad"}  # what is healthy so far may not stay so
@@ -91,23 +93,24 @@ class Standing:
 
 
 def sweep_verdict(all_: Sequence[Standing], best: Standing | None, tied: Sequence[Standing]) -> Verdict:
-    waiting = sum(one.status in ("unfinished", "running", "waiting") for one in all_)
-    going = f" Not ended yet: {waiting} of {len(all_)} candidates." if waiting else ""
-    mood = "going" if waiting else "unsure"
+    """The best of the candidates so far; one that was cut short is not judged by what it had come to."""
+    left = sum(one.status not in ENDED for one in all_)
+    under_way = any(one.status in GOING for one in all_)
+    not_ended = f" Not ended yet: {left} of {len(all_)} candidates." if left else ""
     if best is None or best.end is None:
-        if waiting:
-            return Verdict("going", "Under way", f"no candidate has been evaluated yet.{going}")
-        return Verdict("bad", "No best candidate", f"none of {len(all_)} has a final accuracy.")
-    accuracy = f"held-out accuracy {'stands' if waiting else 'ends'} at {with_interval(best.end)}, on {best.end.n} problems"
+        if under_way:
+            return Verdict("going", "Under way", f"no candidate has been evaluated yet.{not_ended}")
+        return Verdict("bad", "No best candidate", f"none of {len(all_)} has a final accuracy.{not_ended}")
+    accuracy = f"held-out accuracy {'stands' if left else 'ends'} at {with_interval(best.end)}, on {best.end.n} problems"
     others = f" Noise does not tell it from {listed([one.label for one in tied])}." if tied else ""
     if not tied and len(all_) > 1:
-        others = " Every other candidate is worse by more than noise." if not waiting else ""
+        others = " Every other candidate is worse by more than noise." if not left else ""
     start = f"; before training it was {percent(best.first.share)}" if best.first else ""
     gained = best.first is None or difference(best.first, best.end).z >= SURE
     none = "" if gained else " That is no gain beyond noise."
-    mood = mood if waiting or not gained else "good"
+    mood = "going" if under_way else "good" if gained and not left else "unsure"
     return Verdict(
-        mood, f"Best of {len(all_)}{' so far' if waiting else ''}: {best.label}", f"{accuracy}{start}.{none}{others}{going}"
+        mood, f"Best of {len(all_)}{' so far' if left else ''}: {best.label}", f"{accuracy}{start}.{none}{others}{not_ended}"
     )
 
 

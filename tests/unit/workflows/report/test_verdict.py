@@ -101,6 +101,16 @@ def test_a_sweep_that_is_not_over_or_has_no_best():
     assert "no gain beyond noise" in sweep_verdict([flat := standing("d", 0.41)], flat, []).text
 
 
+@pytest.mark.parametrize("status", ["interrupted", "failed", "paused"])
+def test_a_candidate_that_was_cut_short_is_not_called_worse(status):
+    a, cut = standing("a", 0.9), standing("b", 0.4, status)
+    said = sweep_verdict([a, cut], a, [])
+    assert (said.mood, said.lead) == ("unsure", "Best of 2 so far: a")
+    assert "Not ended yet: 1 of 2" in said.text
+    assert "Every other" not in said.text
+    assert "Not ended yet: 1 of 1" in sweep_verdict([standing("b", None, status)], None, []).text
+
+
 def test_long_lists_are_cut():
     assert listed(["a"]) == "a"
     assert listed(["a", "b"]) == "a and b"
