@@ -37,7 +37,7 @@ from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 from agent_tunix.engine import lifeline
 from agent_tunix.errors import DivergenceError, StoppedError, UserError, mistake_of
 
-console = Console(highlight=False)
+console = Console(highlight=False, markup=False, emoji=False)  # text is shown as it is: much of it is the user's
 
 
 def train() -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from agent_tunix.engine.metrics import Record
 
@@ -103,7 +104,7 @@ def print_summary(
         console.print(
             Panel(
                 f"before  {old['completion']}\nafter   {new['completion']}\ntruth   {new['answer']}",
-                title=old["question"],
+                title=Text(old["question"]),
                 title_align="left",
             ),
             markup=False,
@@ -123,5 +124,10 @@ def shell_command(verb: str) -> str:
         installed = shutil.which("agent-tunix") is None and os.path.exists(beside)
         return f"{os.path.relpath(beside) if installed else 'agent-tunix'} {verb}"
     found = shutil.which("python")
-    named = found is not None and os.path.abspath(found) == os.path.abspath(sys.executable)
+    named = found is not None and _same_python(found, sys.executable)
     return f"{'python' if named else os.path.relpath(sys.executable)} {script}"
+
+
+def _same_python(one: str, other: str) -> bool:
+    """Whether two names are of one interpreter; those of two environments may lead to one file, but not from one folder."""
+    return os.path.samefile(one, other) and os.path.samefile(os.path.dirname(one), os.path.dirname(other))

@@ -133,11 +133,12 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     completions = alone(complete(model, trainable, examples, width, cfg.evaluation.batch_size, sampling, temperature, key))
     record = {"step": step, "split": "test", **grade(examples, completions), "num_passes": cfg.num_passes}
     record |= {f"inference/{k}": v for k, v in cfg.inference_config.model_dump().items()}
-    console.print(_table(record, cfg, trained))
+    console.print(_title(record, cfg, trained), soft_wrap=True)
+    console.print(_table(record))
     folder = run_folder(Path(cfg.run) if cfg.run else output)
     folder.evaluation(record)
     folder.close()
-    console.print(f"written to {folder.path / 'evals.jsonl'}")
+    console.print(f"written to {folder.path / 'evals.jsonl'}", soft_wrap=True)
     return record
 
 
@@ -161,11 +162,13 @@ def _trainable(cfg: EvaluateConfig, trained: Config, model: setup.Model) -> tupl
     return setup.load_trained(cfg.run, trained, model, cfg.step)
 
 
-def _table(record: Record, cfg: EvaluateConfig, trained: Config) -> Table:
+def _title(record: Record, cfg: EvaluateConfig, trained: Config) -> str:
     what = f"{cfg.run}, step {record['step']}" if cfg.run else f"base model {trained.model.model_size}"
-    table = Table(
-        title=f"{what}: {record['n']} problems, {cfg.num_passes} pass(es), temperature {cfg.inference_config.temperature:g}"
-    )
+    return f"{what}: {record['n']} problems, {cfg.num_passes} pass(es), temperature {cfg.inference_config.temperature:g}"
+
+
+def _table(record: Record) -> Table:
+    table = Table()
     table.add_column("measure")
     table.add_column("value", justify="right")
     for name, value in record.items():

@@ -1,0 +1,36 @@
+"""What a person reads at the end of a run, and the commands that are to be copied from there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent_tunix import cli
+from agent_tunix.workflows.display import print_summary, shell_command
+
+
+def test_text_of_the_user_is_shown_as_it_is(tmp_path, capsys):
+    summary = {"status": "completed", "steps": 1, "seconds": 1.0, "first_eval": None, "final_eval": None, "advice": []}
+    texts = {"question": "[INST] two of [x] :x:? [/INST]", "answer": "[/b]", "completion": "[bold] :b:"}
+    print_summary(cli.console, Path("runs/[a]:100:"), summary, [texts], [texts])
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in (*texts.values(), "runs/[a]:100:"))
+
+
+@pytest.mark.parametrize("name", ["python", "python3"])
+def test_python_is_called_so_where_that_is_the_one_at_work(tmp_path, monkeypatch, name):
+    """Installed commands are run by python3, which lies beside python."""
+    for folder in ("bin", "other"):
+        (tmp_path / folder).mkdir()
+        for link in ("python", "python3"):
+            (tmp_path / folder / link).symlink_to(sys.executable)
+    (tmp_path / "run_training.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / name))
+    assert shell_command("train") == "python run_training.py"
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "other" / name))
+    assert shell_command("train") == f"{os.path.join('other', name)} run_training.py"
