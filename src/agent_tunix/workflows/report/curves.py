@@ -73,7 +73,7 @@ def overlaid_charts(lines: Sequence[Line]) -> list[Chart]:
     evals = [line.through(_intervals(line.run, "accuracy")) for line in lines]
     charts = [Chart("accuracy", "Held-out accuracy", ACCURACY_NOTE.format(n=n), evals, percent=True)]
     keys = _function_keys(records)
-    functions = [Measure(key, f"Reward: {_function(key)}", _weight_note(records[0], key)) for key in keys]
+    functions = [Measure(key, f"Reward: {_function(key)}", _weight_note(records, key)) for key in keys]
     supervised = all(run.supervised for run in records)
     for measure in (LOSS, *MEASURES) if supervised else (REWARD, *functions, *MEASURES):
         series = [line.through(line.run.series(measure.key)) for line in lines]
@@ -97,9 +97,8 @@ def _loss_or_rewards(run: RunRecords) -> Chart:
         return _chart(LOSS, [Series(LOSS.key, LOSS.title, run.series(LOSS.key), hue(0))], [run], _crosses(run, LOSS))
     series = [Series(REWARD.key, "reward, the weighted sum", run.series(REWARD.key), hue(0))]
     for i, key in enumerate(_function_keys([run]), start=1):
-        weight = run.setting(f"reward.weights.{_function(key)}")
-        name = f"{_function(key)}, weight {weight:g}" if finite(weight) else _function(key)
-        series.append(Series(key, name, run.series(key), hue(i), dash=weight == 0))
+        weight = _weight(run, key)
+        series.append(Series(key, f"{_function(key)}, weight {weight:g}", run.series(key), hue(i), dash=weight == 0))
     note = (
         "Mean over a batch of each function, and their weighted sum, which training raises. Dashed: watched, not trained on."
     )
@@ -144,10 +143,16 @@ def _function(key: str) -> str:
     return key.removeprefix("reward/")
 
 
-def _weight_note(run: RunRecords, key: str) -> str:
-    weight = run.setting(f"reward.weights.{_function(key)}")
-    trained = f"Weight {weight:g} in the reward." if finite(weight) and weight else "Watched, not trained on."
-    return f"{trained} Mean over a batch."
+def _weight(run: RunRecords, key: str) -> float:
+    """Of a function in the reward; 1 where none is given."""
+    return run.number(f"reward.weights.{_function(key)}", 1.0)
+
+
+def _weight_note(runs: Sequence[RunRecords], key: str) -> str:
+    """Candidates may differ in it."""
+    weights = sorted({_weight(run, key) for run in runs})
+    trained = f"Weight {', '.join(f'{weight:g}' for weight in weights)} in the reward."
+    return f"{trained if any(weights) else 'Watched, not trained on.'} Mean over a batch."
 
 
 def _crosses(run: RunRecords, measure: Measure) -> list[Mark]:
