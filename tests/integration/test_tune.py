@@ -129,6 +129,11 @@ def refused(command, tmp_path: Path) -> None:
     assert "another configuration, which differs in seed" in outcome.err
     assert (tmp_path / "straight" / "tune.json").read_text() == before
 
+    (tmp_path / "straight" / "tune.json").write_text(before[:20])
+    outcome = command("tune", *RUN, "tune.budget=24", "hydra.run.dir=straight")
+    assert outcome.code == 2
+    assert "straight/tune.json cannot be read, and a search goes on by it" in outcome.err
+
 
 def test_an_interrupted_search_says_how_to_go_on(command, tmp_path, monkeypatch):
     train_all = sweep.train_all
@@ -183,6 +188,7 @@ def test_a_search_in_which_all_diverged_is_no_success(command, tmp_path, monkeyp
         (["tune.seed=3"], "tune.seed: unknown key; did you mean tune.seeds?"),
         (["dry_run=true"], "neither dry_run nor training.resume"),
         (["scheduler=wsd", "scheduler.decay_ratio=0.9"], "add up to more than 1"),
+        (["seed=2147483647", "tune.seeds=2"], "seed=2147483648: must be less than 2147483648"),
     ],
 )
 def test_what_cannot_be_searched_is_refused_and_nothing_is_written(command, tmp_path, overrides, said):

@@ -6,7 +6,6 @@ end `best.yaml`. Started again with the same configuration in the same folder, a
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from agent_tunix.engine.guard import Interruption
 from agent_tunix.engine.metrics import Record, claimed, replace_text
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.workflows import setup
+from agent_tunix.workflows.diagnosis.records import read_object
 from agent_tunix.workflows.diagnosis.remedies import join, leaves
 from agent_tunix.workflows.plan import Plan
 from agent_tunix.workflows.train import prepare
@@ -77,7 +77,10 @@ def check(cfg: TuneConfig, folder: Path) -> Record:
             f"{folder} holds a search with another configuration, which differs in {', '.join(differing)}. "
             "Go on with the same overrides, or choose another folder."
         )
-    return json.loads((folder / "tune.json").read_text())
+    earlier = read_object(folder / "tune.json")
+    if not {"batches", "price", "seconds"} <= earlier.keys():
+        raise UserError(f"{folder / 'tune.json'} cannot be read, and a search goes on by it. Choose another folder.")
+    return earlier
 
 
 def begin(
@@ -93,6 +96,7 @@ def begin(
     for stage in stages(cfg, start(cfg), plan.total_steps):
         for value in stage.values:
             candidate(whole, {**start(cfg), stage.key: value})
+    candidate(whole, {"seed": cfg.seed + cfg.tune.seeds - 1})  # the last that a finalist is trained with
     record: Record = {
         "status": "running",
         "budget": str(cfg.tune.budget),
