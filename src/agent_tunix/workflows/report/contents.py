@@ -130,6 +130,7 @@ def _tune(folder: Path) -> Record:
     mood, lead = "going", f"Tuning: {status}"
     if status == "completed":
         mood, lead = ("good", "Tuned") if best else ("bad", "Nothing found")
+        mood, lead = ("unsure", "Nothing gained") if best and tune.get("gained") is False else (mood, lead)
     said = tune.get("verdict") or "No verdict yet: the stages below are as far as it has come."
     tiles = [("status", status, ""), ("budget", str(tune.get("budget", "-")), ""), ("stages", str(len(sections)), "")]
     return {

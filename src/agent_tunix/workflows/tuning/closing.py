@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 
 from omegaconf import OmegaConf
 
 from agent_tunix.config.tuning import MOST_RATES
 from agent_tunix.engine.metrics import Record, replace_text
+from agent_tunix.workflows.diagnosis.records import Accuracy
 from agent_tunix.workflows.diagnosis.remedies import join, less, value_text
 from agent_tunix.workflows.plan import Plan
 from agent_tunix.workflows.report.page import report_on
 from agent_tunix.workflows.tuning import wording
 from agent_tunix.workflows.tuning.search import FINALISTS, Best
+from agent_tunix.workflows.tuning.selection import paired_difference
 from agent_tunix.workflows.tuning.session import Session
 from agent_tunix.workflows.tuning.stages import LR_MIN, RATE, Settings, candidate, possible, stages, start
 
@@ -32,6 +35,7 @@ def close(s: Session, plan: Plan, best: Best | None, settings: Settings, status:
         changed = possible(s.base, found.settings)
         s.record["best"] = changed
         s.record["command"] = step_5(s, changed)
+        s.record["gained"] = gained(starts(s, found), found.accuracies)
         s.record["verdict"] = _verdict(s, plan, found, best is not None, words)
         replace_text(s.folder / "best.yaml", best_yaml(s, changed))
     else:
@@ -61,11 +65,22 @@ def best_yaml(s: Session, changed: Settings) -> str:
     return HEAD.format(verdict=s.record["verdict"]) + OmegaConf.to_yaml(OmegaConf.create(tree))
 
 
-def _verdict(s: Session, plan: Plan, found: Best, whole: bool, words: str) -> str:
+def starts(s: Session, found: Best) -> list[Accuracy]:
+    """The accuracies of the best settings' seeds before training; none where one of them is not known."""
     seeds = range(s.cfg.seed, s.cfg.seed + len(found.accuracies))
-    starts = {trial.job.cfg.seed: a.share for trial in s.trials if (a := trial.accuracy(0)) is not None}
-    before = statistics.fmean(starts[seed] for seed in seeds) if starts.keys() >= set(seeds) else None
+    known = {trial.job.cfg.seed: a for trial in s.trials if (a := trial.accuracy(0)) is not None}
+    return [known[seed] for seed in seeds] if known.keys() >= set(seeds) else []
+
+
+def gained(before: Sequence[Accuracy], after: Sequence[Accuracy]) -> bool:
+    """Whether training did more than noise, as far as is known."""
+    return not before or paired_difference(before, after).low > 0
+
+
+def _verdict(s: Session, plan: Plan, found: Best, whole: bool, words: str) -> str:
+    before = statistics.fmean(a.share for a in known) if (known := starts(s, found)) else None
     notes = [words, _not_done(s)] if not whole else []
+    notes += [] if s.record["gained"] else ["That is no gain beyond noise."]
     notes += [_within_noise(found), _unmoved(s), at_the_edge(s, found.settings), _shorter(s, plan), _without_warm_up(s)]
     return wording.verdict(found.settings, found.accuracies, before, [note for note in notes if note])
 

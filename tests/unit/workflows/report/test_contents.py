@@ -175,10 +175,15 @@ def test_a_tune_is_its_verdict_its_command_and_a_section_a_stage(sweep, tmp_path
     assert contents(tune)["best_yaml"] == "# mine\n"
 
 
-def test_a_tune_whose_candidates_all_diverged_is_not_praised(tmp_path):
-    record = {"status": "completed", "stages": [], "best": {}, "verdict": "Every coarse learning rate diverged."}
-    for best, headline in (({}, ("bad", "Nothing found")), ({"k": 1e-5}, ("good", "Tuned"))):
-        (tmp_path / "tune.json").write_text(json.dumps(record | {"best": best}))
+def test_a_tune_that_found_or_gained_nothing_is_not_praised(tmp_path):
+    record = {"status": "completed", "stages": [], "best": {"k": 1e-5}, "verdict": "So it is."}
+    for own, headline in (
+        ({}, ("good", "Tuned")),
+        ({"gained": True}, ("good", "Tuned")),
+        ({"gained": False}, ("unsure", "Nothing gained")),
+        ({"best": {}}, ("bad", "Nothing found")),
+    ):
+        (tmp_path / "tune.json").write_text(json.dumps(record | own))
         verdict = contents(tmp_path)["verdict"]
         assert (verdict["mood"], verdict["lead"]) == headline
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from agent_tunix.workflows.tuning.closing import at_the_edge
+from agent_tunix.workflows.diagnosis.records import Accuracy
+from agent_tunix.workflows.tuning.closing import at_the_edge, gained
 from agent_tunix.workflows.tuning.stages import RATE
 
 COARSE = [1e-6, 1e-5]
@@ -31,3 +32,14 @@ def test_more_rates_than_a_search_takes_are_not_advised():
 
 def test_a_best_coarse_rate_beyond_which_a_fine_one_was_tried_is_not():
     assert at_the_edge(session([*COARSE, 3e-6, 3e-5]), {RATE: 1e-5}) == ""
+
+
+@pytest.mark.parametrize(
+    ("ends", "more"), [([0.4, 0.4], False), ([0.9, 0.4], False), ([0.2, 0.2], False), ([0.9, 0.88], True)]
+)
+def test_what_one_seed_gained_and_the_other_did_not_may_be_noise(ends, more):
+    assert gained([Accuracy(0, 0.4, 200)] * 2, [Accuracy(40, end, 200) for end in ends]) is more
+
+
+def test_a_start_that_is_not_known_takes_no_gain_away():
+    assert gained([], [Accuracy(40, 0.4, 200)])
