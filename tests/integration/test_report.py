@@ -122,6 +122,15 @@ def test_a_run_is_drawn_with_its_verdict_first(open_page, browser):
     assert all(len(words) > 40 for words in attributes(browser, "figure svg", "aria-label"))
 
 
+def test_ticks_say_where_they_are(open_page, browser, write_run, tmp_path):
+    folder = write_run(tmp_path / "run")
+    lengths = [{"step": step, "completion/length": length} for step, length in enumerate((13.8, 14.2, 14.9), start=1)]
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lengths)))
+    write_report(folder)
+    open_page(folder)
+    assert {"14", "14.25", "14.5"} < set(texts(browser, "[data-chart='completion/length'] .tick"))
+
+
 def test_completions_are_shown_as_text(open_page, browser):
     open_page("run")
     shown = texts(browser, ".samples article pre")

@@ -150,7 +150,7 @@ def _series(name: str, members: Sequence[tuple[float, Candidate]], colour: Colou
 
 
 def heat_table(candidates: Sequence[Candidate]) -> Record | None:
-    """The accuracies as a grid, where exactly two keys are swept."""
+    """The accuracies as a grid, where exactly two keys are swept, and neither follows from the other."""
     begun = [one for one in candidates if one.run is not None]
     if not begun or len(begun[0].settings) != 2:
         return None
@@ -163,6 +163,8 @@ def heat_table(candidates: Sequence[Candidate]) -> Record | None:
             "text": percent(one.end.share) if one.end else one.status,
         }
     columns = list(dict.fromkeys(value_text(one.settings[across]) for one in begun))
+    if len(begun) <= max(len(columns), len(cells)):
+        return None
     return {"across": across, "down": down, "columns": columns, "rows": cells}
 
 

@@ -4,6 +4,7 @@
 const HEIGHT = 230, LEFT = 58, RIGHT = 20, TOP = 12, BOTTOM = 36;
 const FEW = 60; // points of a line up to which each may have a dot and its interval; all lines together, three times as many
 const ROWS = 14; // lines of a tooltip
+const TICK_DIGITS = 5; // so that 14.25 is not called 14.3; zeros at the end are not written
 
 // What the reader has chosen; it outlives every redraw.
 const state = { hidden: new Set(), logarithmic: new Map(), smooth: new Map(), open: new Map(), sort: new Map(), chosen: new Map() };
@@ -133,11 +134,11 @@ class ChartView {
     const tick = (px, py, anchor, text) => parts.push(make("text", { class: "tick", x: px, y: py, "text-anchor": anchor }, text));
     for (const at of y.ticks) {
       parts.push(make("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y.at(at), y2: y.at(at) }));
-      tick(LEFT - 8, y.at(at) + 4, "end", chart.percent ? `${Math.round(100 * at)} %` : number(at, 3));
+      tick(LEFT - 8, y.at(at) + 4, "end", chart.percent ? `${Math.round(100 * at)} %` : number(at, TICK_DIGITS));
     }
     for (const at of x.ticks) {
       parts.push(make("line", { class: "grid", x1: x.at(at), x2: x.at(at), y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM + 4 }));
-      tick(x.at(at), HEIGHT - BOTTOM + 17, "middle", chart.categories.length ? chart.categories[at] : number(at, 3));
+      tick(x.at(at), HEIGHT - BOTTOM + 17, "middle", chart.categories.length ? chart.categories[at] : number(at, TICK_DIGITS));
     }
     tick(width - RIGHT, HEIGHT - 4, "end", chart.x_label);
     const [lines, names] = this.surroundings();

@@ -87,7 +87,7 @@ function nextPart({ next, best_yaml: bestYaml }) {
 }
 
 function sectionHead({ title, text, chosen }) {
-  return make("section", { class: "stage" }, make("h2", {}, title), text ? make("p", {}, text) : null,
+  return make("section", { class: "stage" }, make("h2", {}, title), text ? make("p", {}, firm(text)) : null,
     chosen ? make("p", { class: "chosen" }, "Chosen: ", make("b", {}, chosen)) : null);
 }
 

@@ -114,6 +114,15 @@ def test_names_are_swept_over_as_well_as_numbers(write_run, tmp_path):
     assert not chart["log_x_switch"]
 
 
+def test_a_key_that_follows_from_another_makes_no_grid(write_run, tmp_path):
+    """A search lowers lr_min with a rate below it."""
+    jobs = {
+        f"job{i}": {"optimizer__learning_rate": rate, "scheduler__lr_min": min(rate / 10, 1e-7)}
+        for i, rate in enumerate((1e-7, 1e-6, 1e-5))
+    }
+    assert contents(write_sweep(write_run, tmp_path / "sweep", **jobs))["sections"][0]["heat"] is None
+
+
 def test_two_swept_keys_make_a_grid(write_run, tmp_path):
     grid = [(rate, decay) for rate in (1e-6, 1e-5) for decay in (0.0, 0.1)]
     jobs = {
