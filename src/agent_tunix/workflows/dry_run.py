@@ -6,6 +6,7 @@ whether it fits, and the largest micro-batch that does; and all warnings.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import os
 from pathlib import Path
@@ -41,15 +42,16 @@ def run(cfg: Config, output: Path, console: Console) -> Record:
     rates = [plan.schedule(1 + n * (plan.total_steps - 1) // max(points - 1, 1)) for n in range(points)]
     sizes = shapes(cfg, width)
     parts, (device, limit) = memory.estimate(sizes), card()
-    notes += [*_notes_on_mesh(sizes), *_notes_on_base(sizes, USABLE * limit)]
+    usable = USABLE * limit
+    notes += [*_notes_on_mesh(sizes), *_notes_on_evaluation(sizes, usable), *_notes_on_base(sizes, usable)]
     record: Record = {
         "parameters": _parameters(cfg, sizes),
         "counts": _counts(cfg, plan),
         "learning_rate": _landmarks(plan),
         "memory_gb": {name: round(size, 3) for name, size in parts.items()},
         "devices": sizes.fsdp * sizes.tp,
-        "device": {"name": device, "memory_gb": round(limit, 1), "fits": parts["peak"] <= USABLE * limit},
-        "largest_micro_batch_size": memory.largest_micro_batch(sizes, USABLE * limit),
+        "device": {"name": device, "memory_gb": round(limit, 1), "fits": parts["peak"] <= usable},
+        "largest_micro_batch_size": memory.largest_micro_batch(sizes, usable),
         "warnings": [*notes, *warnings(cfg, count)],
     }
     output.mkdir(parents=True, exist_ok=True)
@@ -108,6 +110,18 @@ def _notes_on_mesh(s: memory.Shapes) -> list[str]:
     if round(s.vocabulary_share * needed) > 1:
         notes.append(f"{asked} does not divide the vocabulary of {vocabulary}, which all or some devices hold in common")
     return notes
+
+
+def _notes_on_evaluation(s: memory.Shapes, limit_gb: float) -> list[str]:
+    """How many problems to evaluate at once, where it is the evaluation that does not fit."""
+
+    def peak(problems: int) -> float:
+        return memory.estimate(dataclasses.replace(s, evaluated=problems))["peak"]
+
+    if peak(s.evaluated) <= limit_gb or peak(1) > limit_gb:
+        return []
+    most = bisect.bisect_left(range(1, s.evaluated), True, key=lambda problems: peak(problems) > limit_gb)
+    return [f"evaluation.batch_size={most} takes {peak(most):.1f} GB, which fits"]
 
 
 def _notes_on_base(s: memory.Shapes, limit_gb: float) -> list[str]:

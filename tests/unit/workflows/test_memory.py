@@ -105,6 +105,14 @@ def test_4b_in_4_bits_trains_on_a_card_of_11_gb():
     assert peaks[1] <= 11 < peaks[2]
 
 
+def test_the_plan_names_the_evaluation_that_fits_where_that_is_the_greatest():
+    s = dataclasses.replace(shapes("4b", micro=1), evaluated=100)
+    limit = estimate(dataclasses.replace(s, evaluated=40))["peak"]
+    assert dry_run._notes_on_evaluation(s, limit) == [f"evaluation.batch_size=40 takes {limit:.1f} GB, which fits"]
+    assert not dry_run._notes_on_evaluation(s, estimate(s)["peak"])
+    assert not dry_run._notes_on_evaluation(s, 5.0), "the weights alone are more"
+
+
 def test_the_plan_names_the_widest_base_that_fits():
     s = shapes("4b", micro=2)
     for limit, said in ((20.0, []), (11.0, ["model.base_dtype=int8 takes 8.2 GB, which fits"]), (5.0, [])):
