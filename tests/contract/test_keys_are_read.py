@@ -122,15 +122,16 @@ def test_inference_settings_reach_the_sampler(command, monkeypatch):
 
 def test_the_summary_lists_the_settings_as_applied(command, tmp_path):
     small = [*SMALL, "training.num_batches=4", "hydra.run.dir=out"]
-    outcome = command("train", *small, "optimizer.eps=1e-7", "scheduler=wsd", "scheduler.decay_ratio=0.5")
+    schedule = ["scheduler=wsd", "scheduler.decay_ratio=0.5", "scheduler.total_steps=3"]
+    outcome = command("train", *small, "optimizer.eps=1e-7", *schedule)
     assert outcome.code == 0, outcome.err
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     as_given = configured("optimizer.learning_rate=3e-6", "optimizer.eps=1e-7").optimizer.model_dump()
     assert summary["optimizer"] == as_given
-    applied = {"warmup_steps": 1, "total_steps": 4, "lr_min": 1e-7, "decay_ratio": 0.5, "num_cycles": None}
+    applied = {"warmup_steps": 1, "total_steps": 3, "lr_min": 1e-7, "decay_ratio": 0.5, "num_cycles": None}
     assert summary["scheduler"] == {"scheduler_name": "wsd", **applied}
     rates = [json.loads(line)["lr"] for line in (tmp_path / "out" / "metrics.jsonl").open()]
-    np.testing.assert_allclose(rates, [3e-6, 3e-6, 1.55e-6, 1e-7], rtol=1e-5)
+    np.testing.assert_allclose(rates, [3e-6, 6.1e-6 / 3, 1e-7, 1e-7], rtol=1e-5)
 
 
 def test_every_key_is_known_here():

@@ -31,7 +31,7 @@ def summarise(r: Run, folder: RunFolder, rollbacks: Sequence[Record], status: st
         "scheduler": {
             **r.cfg.scheduler.model_dump(),
             "warmup_steps": r.plan.warmup_steps,
-            "total_steps": r.plan.total_steps,
+            "total_steps": r.cfg.scheduler.total_steps or r.plan.total_steps,
         },
         "fault": fault or None,
         "rollbacks": list(rollbacks),
