@@ -29,22 +29,27 @@ def learnt(run: RunRecords) -> bool:
     if any(change.z >= SURE for change in accuracy_changes(run)):
         return True
     if run.supervised:
-        loss = trend(run.values("loss"))
+        loss = _judged(run, "loss")
         return loss is not None and loss.z <= -CERTAIN
     return reward_rose(run) and fall_below_start(run) is None
 
 
 def reward_rose(run: RunRecords) -> bool:
-    reward = trend(run.values("reward/mean"))
+    reward = _judged(run, "reward/mean")
     return reward is not None and reward.z >= CERTAIN
 
 
 def reward_fell(run: RunRecords) -> bool:
     """Beyond noise, and by a good part of what rewards differ by."""
-    reward, spread = trend(run.values("reward/mean")), run.values("reward/std")
-    if reward is None or not spread or run.steps < SHORT:
+    reward, spread = _judged(run, "reward/mean"), run.values("reward/std")
+    if reward is None or not spread:
         return False
     return reward.z <= -CERTAIN and reward.gain <= -statistics.fmean(spread) / 4
+
+
+def _judged(run: RunRecords, key: str) -> Change | None:
+    """The trend of a metric, where the run is long enough to judge by it."""
+    return trend(run.values(key)) if run.steps >= SHORT else None
 
 
 def accuracy_changes(run: RunRecords) -> list[Change]:

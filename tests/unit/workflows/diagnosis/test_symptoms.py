@@ -125,6 +125,8 @@ def test_entropy_that_went_because_the_task_was_learnt_is_no_collapse(config):
 
 def test_few_steps_or_few_problems_are_no_proof_of_anything(config):
     assert examine(run_of(config, steps=4, accuracies=(0.4, 0.4), reward__mean=0.5)).verdict == "too short"
+    rising = [run_of(config, steps, accuracies=(0.4, 0.4)) for steps in (7, 8)]
+    assert [examine(run).verdict for run in rising] == ["too short", "healthy"]
     noisy = run_of(config, steps=12, accuracies=(0.4, 0.45), n=30, **FLAT_REWARD)
     assert examine(noisy).verdict == "undecided"
 
