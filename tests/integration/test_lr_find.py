@@ -40,13 +40,14 @@ def test_the_suggestion_lies_where_a_full_sweep_finds_the_good_rates(command, tm
 
 
 def test_a_ramp_without_a_signal_says_so_and_what_to_try(command, tmp_path):
-    low = ["lr_find.lr_low=1e-12", "lr_find.lr_high=1e-10", "lr_find.num_steps=12", "grpo.beta=0", "grpo.num_iterations=2"]
+    low = ["lr_find.lr_low=1e-12", "lr_find.lr_high=1e-10", "lr_find.num_steps=18", "grpo.beta=0", "grpo.num_iterations=2"]
     outcome = command("lr-find", "model=gemma3_tiny", "training.micro_batch_size=2", *low, *SMALL)
     assert outcome.code == 0, outcome.err
     found = json.loads((tmp_path / "out" / "lr_find.json").read_text())
     assert found["suggested"] is None
     assert found["range"] is None
-    assert len(found["rates"]) == 6, "one of each batch"
+    assert len(found["rates"]) == 9, "one of each batch"
+    assert found["conclusion"].startswith("No rate from 1.3e-12 to 1.0e-10 moved the reward")
     advice = json.loads((tmp_path / "out" / "summary.json").read_text())["advice"]
     assert advice[0].endswith("lr_find.lr_high=1e-08")
 
@@ -79,6 +80,10 @@ def test_a_rate_below_the_runs_lr_min_takes_it_down_with_it():
         (["+experiment=warm_start"], "training.method=supervised: lr-find goes by reward"),
         (["dry_run=true"], "neither dry_run nor training.resume"),
         (["data.num_examples=64"], "the data holds only"),
+        (
+            ["grpo.num_iterations=5"],
+            "with grpo.num_iterations=5 these are 8 batches, too few to judge; set lr_find.num_steps=45",
+        ),
     ],
 )
 def test_what_cannot_be_ramped_is_refused_and_nothing_is_written(command, tmp_path, overrides, said):

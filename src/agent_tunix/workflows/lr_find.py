@@ -109,6 +109,11 @@ def ramped(cfg: LrFindConfig, whole: Run) -> Run:
     plan = make_plan(ramp_cfg, len(whole.task.train))
     if plan.total_steps < section.num_steps:
         raise UserError(f"lr_find.num_steps={section.num_steps}: the data holds only {plan.total_steps} updates; lower it.")
+    if plan.total_batches < ramp.least(plan.total_batches):
+        raise UserError(
+            f"lr_find.num_steps={section.num_steps}: with grpo.num_iterations={iterations} these are {plan.total_batches} "
+            f"batches, too few to judge; set lr_find.num_steps={ramp.least(0) * iterations} or more."
+        )
     plan = dataclasses.replace(plan, schedule=rising(low, high, plan.total_steps))
     stream = Stream(whole.task.train, ramp_cfg.training.prompts_per_step, plan.batches_per_epoch, ramp_cfg.seed)
     return dataclasses.replace(whole, cfg=ramp_cfg, plan=plan, stream=stream)

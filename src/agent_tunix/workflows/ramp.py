@@ -27,6 +27,7 @@ from collections.abc import Sequence
 NOISE = 3.0  # standard errors that a gain must exceed to be one
 COLLAPSE = 5.0  # and a loss, which is asked for after every step and ends the ramp
 WINDOW = 8  # a smoothed value is the mean of this part of the ramp, and its first two such parts are the start
+NARROWEST = 3  # steps of such a part, in a short ramp
 LEAST_KL = 1e-6  # nats a token; below it float32 shows rounding
 PATIENCE = 100  # updates at full rate after which a run should have come as far as the ramp, however long it is
 
@@ -68,7 +69,12 @@ class Curve:
 
 def window(planned: int) -> int:
     """An odd number of steps, so that a mean has a middle."""
-    return max(3, planned // WINDOW | 1)
+    return max(NARROWEST, planned // WINDOW | 1)
+
+
+def least(planned: int) -> int:
+    """How many steps a ramp must have made to be judged: its start, and one smoothed value after it."""
+    return 3 * window(planned)
 
 
 def curve(rewards: Sequence[float], planned: int) -> Curve | None:
@@ -77,7 +83,7 @@ def curve(rewards: Sequence[float], planned: int) -> Curve | None:
     Noise is taken from the differences between neighbours up to the peak, which a rise over many steps hardly touches.
     """
     width = window(planned)
-    if len(rewards) < 3 * width:
+    if len(rewards) < least(planned):
         return None
     smooth = smoothed(rewards, width)
     before = rewards[: max(2 * width, smooth.index(max(smooth)) + 1)]
