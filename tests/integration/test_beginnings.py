@@ -33,6 +33,7 @@ def warm(command, kept):
     if not kept.exists():
         outcome = command("train", "+experiment=warm_start", *SMALL, "training.num_batches=20", "hydra.run.dir=warm")
         assert outcome.code == 0, outcome.err
+        assert f"train {SMALL[0]} " in outcome.out, "the run after it has the same model"
         assert "training.init_from=warm" in outcome.out
         shutil.copytree("warm", kept)
     else:

@@ -14,6 +14,8 @@ from agent_tunix.workflows.diagnosis.remedies import join, less, own_overrides, 
 from agent_tunix.workflows.display import shell_command
 from agent_tunix.workflows.gather import Run
 
+HOW_TO_LEARN = ("experiment", "training", "optimizer", "scheduler", "grpo")  # what the run after a warm start does not share
+
 
 def summarise(r: Run, folder: RunFolder, rollbacks: Sequence[Record], status: str, fault: str = "") -> Record:
     """Writes summary.json, and returns it; `fault` is what has made a run diverge."""
@@ -60,7 +62,8 @@ def _advice(r: Run, status: str, fault: str, path: Path) -> list[str]:
     advice = [join([run, "inference_config=standard", "num_passes=8"], "evaluate"), join([run, "format=peft"], "export")]
     advice.append(join([str(path)], "doctor"))
     if cfg.training.method == "supervised":
-        return [join([f"training.init_from={value_text(str(path))}"]), *advice]
+        kept = less(_overrides(r), *HOW_TO_LEARN)
+        return [join([*kept, f"training.init_from={value_text(str(path))}"]), *advice]
     if cfg.model.model_size == "tiny":
         sweep = "--multirun optimizer.learning_rate=1e-7,1e-6,1e-5,1e-4"
         return [advice[0], advice[2], f"{train} +experiment=control", f"{train} +experiment=quick_test {sweep}"]
