@@ -139,6 +139,17 @@ def test_completions_are_shown_as_text(open_page, browser):
     assert "advantage 0.5" in texts(browser, ".samples article")[0]
 
 
+def test_worked_answers_are_not_called_completions_of_the_model(open_page, browser, write_run, tmp_path):
+    folder = write_run(tmp_path / "run", training__method="supervised")
+    (folder / "samples.jsonl").write_text('{"step": 1, "prompt": "1+1?", "answer": "2", "completion": "1+1=2"}')
+    write_report(folder)
+    open_page(folder)
+    (shown,) = texts(browser, ".samples")
+    assert "1+1=2" in shown
+    assert "the model did not write them" in shown
+    assert "Completions" not in shown
+
+
 def test_the_pointer_tells_exact_values(open_page, browser):
     open_page("run")
     for across in (0.4, 0.8):

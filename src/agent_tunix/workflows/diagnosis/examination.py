@@ -136,6 +136,6 @@ def vitals(run: RunRecords) -> dict[str, str]:
             shown[name] = f"{change.early:.3g} -> {change.late:.3g} (+- {change.error:.2g}, first and last third)"
     for key, name in (("kl", "kl at the end"), ("entropy", "entropy at the end"), ("grad_norm", "gradient norm at the end")):
         end = late(run.values(key))
-        if end is not None and not (key == "kl" and run.supervised):
+        if end is not None and (key != "kl" or run.measures_kl):
             shown[name] = f"{end:.2g}"
     return shown

@@ -80,6 +80,11 @@ class RunRecords:
         return self.setting("training.method") == "supervised"
 
     @property
+    def measures_kl(self) -> bool:
+        """Without a reference the metrics say 0, which is not how far the policy has moved."""
+        return not self.supervised and self.number("grpo.beta", 1.0) > 0
+
+    @property
     def completed(self) -> bool:
         """Whether the run came to its planned end; one that is still going may yet do what it has not done."""
         return self.summary.get("status") == "completed"

@@ -177,7 +177,8 @@ def table(candidates: Sequence[Candidate], best: str | None, tied: Sequence[str]
 def _row(one: Candidate, best: str | None, tied: Sequence[str]) -> Record:
     end, first, run = one.end, one.first, one.run
     low, high = end.interval if end else (None, None)
-    reward, kl = (late(run.values("reward/mean")), late(run.values("kl"))) if run else (None, None)
+    reward = late(run.values("reward/mean")) if run else None
+    kl = late(run.values("kl")) if run and run.measures_kl else None
     seconds = run.summary.get("seconds") if run else None
     ills = sorted({f.illness for f in one.report.findings if f.severity != "mild"}) if one.report else []
     key = swept_key([one.settings])

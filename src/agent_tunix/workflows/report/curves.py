@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from agent_tunix.workflows.diagnosis.records import RunRecords, finite
-from agent_tunix.workflows.report.chart import Chart, Colour, Mark, Series, hue
+from agent_tunix.workflows.report.chart import Chart, Colour, Mark, Point, Series, hue
 
 NOT_FINITE = 20  # crosses in one chart: a run that goes on after them would be covered
 ACCURACIES = (
@@ -46,7 +46,7 @@ def run_charts(run: RunRecords) -> list[Chart]:
     """All charts of one run; those without a single value are left out."""
     charts = [_accuracy_of(run), _loss_or_rewards(run)]
     for measure in MEASURES:
-        series = [Series(measure.key, measure.title, run.series(measure.key), hue(0))]
+        series = [Series(measure.key, measure.title, _measured(run, measure), hue(0))]
         charts.append(_chart(measure, series, [run], _crosses(run, measure)))
     marks = _rollbacks(run)
     return [dataclasses.replace(chart, marks=marks) for chart in charts if _shows(chart)]
@@ -76,7 +76,7 @@ def overlaid_charts(lines: Sequence[Line]) -> list[Chart]:
     functions = [Measure(key, f"Reward: {_function(key)}", _weight_note(records, key)) for key in keys]
     supervised = all(run.supervised for run in records)
     for measure in (LOSS, *MEASURES) if supervised else (REWARD, *functions, *MEASURES):
-        series = [line.through(line.run.series(measure.key)) for line in lines]
+        series = [line.through(_measured(line.run, measure)) for line in lines]
         chart = _chart(measure, series, records, [])
         charts.append(dataclasses.replace(chart, log_y=measure.key in ("kl", "lr")))  # candidates lie powers of ten apart
     return [chart for chart in charts if _shows(chart)]
@@ -103,6 +103,10 @@ def _loss_or_rewards(run: RunRecords) -> Chart:
         "Mean over a batch of each function, and their weighted sum, which training raises. Dashed: watched, not trained on."
     )
     return Chart("reward", "Reward by function", note, series, crosses=_crosses(run, REWARD), noisy=True)
+
+
+def _measured(run: RunRecords, measure: Measure) -> Sequence[Point]:
+    return run.series(measure.key) if measure.key != "kl" or run.measures_kl else ()
 
 
 def _chart(measure: Measure, series: Sequence[Series], runs: Sequence[RunRecords], crosses: Sequence[Mark]) -> Chart:

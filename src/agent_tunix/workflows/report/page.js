@@ -4,6 +4,7 @@
 const POLL = 2000; // milliseconds
 const SAMPLES_NOTE = "The best and the worst completion of a prompt, by its reward. "
   + "Training makes those with an advantage above zero likelier, and those below zero less likely.";
+const SHOWN_NOTE = "Worked answers of the data, which supervised training makes likelier; the model did not write them.";
 const SIGNS = { good: "✓", bad: "✕", unsure: "?", going: "…" };
 
 // Children by key: kept where their data is the same, updated where they can be, else built anew.
@@ -178,8 +179,9 @@ function samplesPart({ id, samples }) {
     const choice = make("select", { "aria-label": "candidate", "data-focus": `${id} samples` },
       ...samples.map((one) => make("option", { selected: one === chosen }, one.name)));
     choice.addEventListener("change", () => { state.chosen.set(id, samples[choice.selectedIndex].name); draw(); });
-    fill(node, [make("h2", {}, "Completions from early to late"),
-      make("p", { class: "note" }, SAMPLES_NOTE),
+    const written = chosen.columns.some((column) => column.completions.some((one) => one.reward != null));
+    fill(node, [make("h2", {}, written ? "Completions from early to late" : "What it learnt from, from early to late"),
+      make("p", { class: "note" }, written ? SAMPLES_NOTE : SHOWN_NOTE),
       samples.length > 1 ? make("p", {}, choice) : null,
       wide("completions", make("div", { class: "columns" }, ...chosen.columns.map(columnNode)))].filter(Boolean));
   };

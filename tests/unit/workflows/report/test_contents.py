@@ -68,6 +68,18 @@ def test_a_supervised_run_shows_its_loss_and_no_rewards(write_run, tmp_path):
     assert "reward" not in shown
 
 
+@pytest.mark.parametrize("settings", [{"training__method": "supervised"}, {"grpo__beta": 0.0}])
+def test_a_kl_that_was_not_measured_is_not_shown_as_none(write_run, tmp_path, settings):
+    for name in "01":
+        write_run(tmp_path / name, **settings)
+    page, sweep = contents(tmp_path / "0"), contents(tmp_path)
+    assert "kl" not in charts(page)
+    assert "kl at the end" not in page["vitals"]
+    assert "kl" not in charts(sweep)
+    table = sweep["sections"][0]["table"]
+    assert {row["cells"][table["heads"].index("KL")][0] for row in table["rows"]} == {"-"}
+
+
 def test_rewards_of_several_updates_from_one_batch_are_shown_once(write_run, tmp_path):
     shown = charts(contents(write_run(tmp_path / "run", grpo__num_iterations=4)))
     assert len(shown["reward"]["series"][0]["points"]) == 6
