@@ -100,6 +100,8 @@ def test_rollback_gives_up_after_three(command, tmp_path):
     outcome = command("train", *RUN, *OVERFLOW, "training.on_divergence=rollback")
     assert outcome.code == 3
     assert "after 3 rollbacks" in outcome.err
+    tries = outcome.err.split("in this order:\n")[1].splitlines()
+    assert len(tries) == 2, "the third that is usually advised is what was done"
     report = summary(tmp_path)
     assert report["status"] == "diverged"
     assert [event["rate_scale"] for event in report["rollbacks"]] == pytest.approx([0.1, 0.01, 0.001])

@@ -59,7 +59,8 @@ def _advice(r: Run, status: str, fault: str, path: Path) -> list[str]:
     if status != "completed":
         return [join([f"training.resume={value_text(str(path))}"])]
     run = f"run={value_text(str(path))}"
-    advice = [join([run, "inference_config=standard", "num_passes=8"], "evaluate"), join([run, "format=peft"], "export")]
+    layout = "format=peft" if cfg.model.lora_rank else "format=merged"
+    advice = [join([run, "inference_config=standard", "num_passes=8"], "evaluate"), join([run, layout], "export")]
     advice.append(join([str(path)], "doctor"))
     if cfg.training.method == "supervised":
         kept = less(_overrides(r), *HOW_TO_LEARN)
@@ -78,13 +79,15 @@ def remedy(r: Run, saved: Path | None, step: int, fault: str, progress: Progress
     if is_fault_of_reward(fault):
         again = _again(r, "training.on_divergence", "ignore")
         return f"{happened}Mend the function: a reward must be a finite number. To drop such batches instead:\n  {again}"
-    return (
-        f"{happened}"
-        "Most often the learning rate is too high. Try, in this order:\n"
-        f"  {_again(r, 'optimizer.learning_rate', r.cfg.optimizer.learning_rate / 10)}\n"
-        f"  {_again(r, 'optimizer.max_grad_norm', min(0.01, r.cfg.optimizer.max_grad_norm / 10))}\n"
-        f"  {_again(r, 'training.on_divergence', 'rollback')}"
-    )
+    tries: dict[str, float | str] = {
+        "optimizer.learning_rate": r.cfg.optimizer.learning_rate / 10,
+        "optimizer.max_grad_norm": min(0.01, r.cfg.optimizer.max_grad_norm / 10),
+        "training.on_divergence": "rollback",
+    }
+    if progress.rollbacks:  # it was tried
+        del tries["training.on_divergence"]
+    again = "\n".join(f"  {_again(r, key, value)}" for key, value in tries.items())
+    return f"{happened}Most often the learning rate is too high. Try, in this order:\n{again}"
 
 
 def _again(r: Run, key: str, value: float | str) -> str:
