@@ -15,7 +15,7 @@ REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 # All that a checkpoint needs to be loaded, and what an export copies along with it.
 WANTED = ("config.json", "*.safetensors", "*.safetensors.index.json", *COPIED)
 LOCAL = "model.weights=<folder> or <file.gguf> takes weights that were downloaded before."
-QUICK = "No weights are needed for the quick test, which runs on any CPU:\n  python run_training.py +experiment=quick_test"
+QUICK = "No weights are needed for the quick test, which runs on any CPU:\n  agent-tunix train +experiment=quick_test"
 
 
 def find_checkpoint(source: str) -> Path:

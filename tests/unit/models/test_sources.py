@@ -49,7 +49,7 @@ def test_each_fault_of_the_hub_has_its_own_advice(monkeypatch, fault, message):
     with pytest.raises(UserError) as shown:
         find_checkpoint(REPOSITORY)
     assert message in str(shown.value)
-    assert "quick_test" in str(shown.value)
+    assert "agent-tunix train +experiment=quick_test" in str(shown.value)
 
 
 def test_the_hub_is_asked_for_weights_and_tokenizer_only(monkeypatch, tmp_path):
