@@ -140,6 +140,7 @@ def estimate(s: Shapes) -> dict[str, float]:
         "KV cache": _cache(s, s.prompts, sequences),
         "activations": _kept(s) + _differentiation(s),
         "logits chunk": LOSS_LOGITS_COPIES * _chunk(s),
+        "evaluation": phases["evaluation"],
         "peak": held + max(phases.values()),
     }
     return {name: size / GIGABYTE for name, size in parts.items()}
