@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.config_loader_impl import get_overrides_dirname
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 LAUNCHER = {"_target_": "hydra_plugins.fused_launcher.FusedLauncher", "fuse": "auto"}
 ConfigStore.instance().store(group="hydra/launcher", name="fused", node=LAUNCHER, provider="agent-tunix")
@@ -59,11 +61,16 @@ class FusedLauncher(BasicLauncher):
 
 
 class _Composer:
-    """Composes a job once, where Hydra would do it twice: to see whether it can be done, and to run it."""
+    """Composes a job once, where Hydra would do it twice: to see whether it can be done, and to run it.
+
+    Of jobs that differ in single values alone the first is composed. The others are given their values as Hydra does it,
+    when all files are read.
+    """
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._composed: dict[tuple[str, ...], DictConfig] = {}
+        self._first: dict[tuple[str, ...], DictConfig] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -71,8 +78,22 @@ class _Composer:
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         job = tuple(sweep_overrides)
         if job not in self._composed:
-            self._composed[job] = self._loader.load_sweep_config(master_config, sweep_overrides)
+            self._composed[job] = self._compose(master_config, sweep_overrides)
         return copy.deepcopy(self._composed[job])
+
+    def _compose(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        parsed = OverridesParser.create().parse_overrides(sweep_overrides)
+        single = [override for override in parsed if override.is_force_add() and not isinstance(override.value(), dict)]
+        kind = tuple(override.key_or_group if override in single else str(override.input_line) for override in parsed)
+        if kind not in self._first:
+            self._first[kind] = self._loader.load_sweep_config(master_config, sweep_overrides)
+            return self._first[kind]
+        cfg = copy.deepcopy(self._first[kind])
+        for override in single:
+            OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True, force_add=True)
+        cfg.hydra.overrides.task = list(sweep_overrides)
+        cfg.hydra.job.override_dirname = get_overrides_dirname(parsed, **cfg.hydra.job.config.override_dirname)
+        return cfg
 
 
 class CloseSweep(Callback):

@@ -12,7 +12,7 @@ import abc
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from jax.typing import ArrayLike
 
 from agent_tunix.algorithm.loss import LossStats
 from agent_tunix.algorithm.optimizers import Hyperparameters
-from agent_tunix.engine import ahead, compiler
+from agent_tunix.engine import ahead, compiler, processes
 from agent_tunix.engine.ahead import Program
 from agent_tunix.engine.batch import cut_to, widened
 from agent_tunix.engine.rollout import Draw, Sampling, sample
@@ -217,9 +217,35 @@ class Foresight:
         return [None] * len(foresights)
 
 
-Request = Sample | Reference | Update | Foresight
+@dataclasses.dataclass(frozen=True)
+class Fetch:
+    """Asks for an array on the host, once it is made; what any of several runs does before it asks is done meanwhile."""
+
+    array: jax.Array
+    kind = ("fetch",)
+
+    @staticmethod
+    def answer(fetches: Sequence[Fetch]) -> Sequence[np.ndarray]:
+        return [processes.whole(fetch.array) for fetch in fetches]
+
+
+Request = Sample | Reference | Update | Foresight | Fetch
 Result = TypeVar("Result")
 Conversation = Generator[Request, Any, Result]
+
+
+def beside(run: Conversation[Result], action: Callable[[], None]) -> Conversation[Result]:
+    """The same, with an action when the device has been given its first request, or could not be."""
+    request = next(run)
+    try:
+        answer = yield request
+    finally:
+        action()
+    try:
+        while True:
+            answer = yield run.send(answer)
+    except StopIteration as end:
+        return end.value
 
 
 def alone(run: Conversation[Result]) -> Result:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -30,7 +31,7 @@ from agent_tunix.engine.metrics import (
     run_folder,
     update_record,
 )
-from agent_tunix.engine.population import Conversation, Foresight, alone
+from agent_tunix.engine.population import Conversation, Foresight, alone, beside
 from agent_tunix.engine.rng import Purpose
 from agent_tunix.engine.update import evaluation_trainable
 from agent_tunix.errors import DivergenceError, UserError
@@ -136,10 +137,12 @@ def _in_folder(
     try:
         before = yield from evaluate_policy(r, fresh, desk)
         state, progress = yield from train_loop(r, state, progress, desk)
-        checkpoints.save(state, progress)
+        save = partial(checkpoints.save, state, progress)
         completed, paused = progress.position == r.plan.total_batches, pause(int(state.step))
         if completed or paused:
-            after = yield from evaluate_policy(r, state, desk)
+            after = yield from beside(evaluate_policy(r, state, desk), save)
+        else:
+            save()
         checkpoints.settle()
         status = "completed" if completed else "paused" if paused else "interrupted"
     except DivergenceError as diverged:

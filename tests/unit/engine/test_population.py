@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from agent_tunix.engine.batch import widened
-from agent_tunix.engine.population import alone, together
+from agent_tunix.engine.population import Fetch, alone, beside, together
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.types import Batch, Prompts
 
@@ -81,6 +81,34 @@ def test_a_run_out_of_step_falls_in_again():
     assert results == [10, 104, 10]
     assert log.count([10, 10, 10]) == 1
     assert len(log) == 4, "two calls of the others, one of the stray kind, one square left"
+
+
+def test_what_is_done_beside_a_run_is_done_by_all_before_any_waits_for_the_device():
+    log: list = []
+
+    def evaluating(number):
+        log.append(f"evaluates {(yield Square(number, [])) + (yield Other(number, log))}")
+        return (yield Fetch(jnp.full(2, number))).tolist()
+
+    runs = [beside(evaluating(number), lambda number=number: log.append(f"saves {number}")) for number in (1, 2)]
+    assert together(runs) == [[1, 1], [2, 2]]
+    assert log == ["saves 1", "saves 2", [1, 2], "evaluates 2", "evaluates 8"]
+
+
+def test_what_is_done_beside_a_run_is_done_where_the_device_fails_too():
+    done: list = []
+
+    class Broken(Square):
+        @staticmethod
+        def answer(requests):
+            raise MemoryError
+
+    def evaluating():
+        yield Broken(1, [])
+
+    with pytest.raises(MemoryError):
+        together([beside(evaluating(), lambda: done.append("saved"))])
+    assert done == ["saved"]
 
 
 def test_any_other_error_ends_all_and_lets_each_close():

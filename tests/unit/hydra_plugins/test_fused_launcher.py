@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from hydra.types import HydraContext
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import HydraContext, RunMode
 from omegaconf import OmegaConf
 
+from agent_tunix.config.load import config_folder
 from hydra_plugins.fused_launcher import FusedLauncher
 
 
@@ -32,3 +36,35 @@ def test_a_job_is_composed_once_to_be_checked_and_run_and_one_given_twice_is_two
         assert run[2].rate == 1
     assert loader.calls == 2
     assert composer.search_path == "conf"
+
+
+SWEEP = [
+    ["++optimizer.learning_rate=1e-05", "++seed=1", "optimizer=conservative"],
+    ["++optimizer.learning_rate=3e-05", "++seed=2", "optimizer=conservative"],
+    ["++optimizer.learning_rate=3e-05", "++seed=2", "optimizer=adafactor"],
+    ["++data.system_prompt='a, b=c'", "++optimizer.betas=[0.8,0.9]", "++seed=null"],
+    ["++data.system_prompt=d", "++optimizer.betas=[0.7,0.9]", "++seed=3"],
+    ["++reward.weights={answer_exact: 2}"],
+    ["++reward.weights={format_exact: 1}"],
+    ["++no.such.key=1", "++seed=1", "++seed=2"],
+    ["++no.such.key=2", "++seed=3", "++seed=4"],
+    ["+experiment=quick_test", "++model.architecture.num_layers=2"],
+    ["+experiment=quick_test", "++model.architecture.num_layers=${seed}"],
+]
+
+
+def test_jobs_that_differ_in_values_are_what_hydra_would_compose():
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        master = loader.load_configuration("config", ["hydra.sweep.dir=here"], RunMode.MULTIRUN)
+        context = HydraContext(config_loader=loader, callbacks=None)
+        FusedLauncher("auto").setup(hydra_context=context, task_function=print, config=master)
+        asked = []
+        with pytest.MonkeyPatch.context() as patch:
+            compose = loader.load_sweep_config
+            patch.setattr(loader, "load_sweep_config", lambda *given: asked.append(given[1]) or compose(*given))
+            found = [context.config_loader.load_sweep_config(master, job) for job in SWEEP]
+        for job, composed in zip(SWEEP, found, strict=True):
+            wanted = loader.load_sweep_config(master, job)
+            assert OmegaConf.to_container(composed) == OmegaConf.to_container(wanted), job
+    assert len(asked) == 7
