@@ -52,7 +52,10 @@ def read_rows(
     if split == "test":
         found = _open(place, subset, "test")
         if found is not None:
-            return _parse(*found, fmt)
+            rows, bad = _parse(*found, fmt)
+            if not rows:
+                raise UserError(f"{found[0]} has no row to test with; add some, or remove it: validation then stands in.")
+            return rows, bad
     found = _open(place, subset, "train")
     if found is None:
         raise UserError(f"data.path={place}: no train split; in a folder it is train.jsonl, train.csv or train.parquet.")

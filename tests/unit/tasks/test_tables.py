@@ -72,6 +72,14 @@ def test_a_folder_with_two_files_for_one_split_is_refused(tmp_path):
         read_rows(str(tmp_path), None, "train", 0.9, PLAIN)
 
 
+def test_an_empty_file_for_the_test_is_named(tmp_path):
+    """The share of rows that are trained on has nothing to do with it."""
+    (tmp_path / "train.jsonl").write_text(lines({"question": "q", "answer": "1"}))
+    (tmp_path / "test.csv").write_text("question,answer\n")
+    with pytest.raises(UserError, match=r"test\.csv has no row to test with"):
+        read_rows(str(tmp_path), None, "test", 0.5, PLAIN)
+
+
 def test_parquet(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow comes with the extra `datasets`")
     import pyarrow
