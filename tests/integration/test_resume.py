@@ -175,12 +175,15 @@ def test_a_signal_saves_and_exits_cleanly(straight, command, resume, tmp_path, m
     assert len(extra) <= 1
 
 
-def test_a_finished_run_stays_as_it_is(straight, command):
+def test_a_finished_run_stays_as_it_is_and_its_seconds_add_up(straight, command):
     before = (straight / "metrics.jsonl").read_text()
+    summary = json.loads((straight / "summary.json").read_text())
+    (straight / "summary.json").write_text(json.dumps(summary | {"seconds": 1e6}))
     outcome = command("train", f"training.resume={straight}")
     assert outcome.code == 0, outcome.err
     assert "completed" in outcome.out
     assert (straight / "metrics.jsonl").read_text() == before
+    assert json.loads((straight / "summary.json").read_text())["seconds"] > 1e6
 
 
 def test_a_run_that_another_process_writes_is_not_gone_on_with(straight, command):

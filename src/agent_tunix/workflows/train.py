@@ -41,6 +41,7 @@ from agent_tunix.types import TrainState
 from agent_tunix.workflows import doctor, setup
 from agent_tunix.workflows.closing import remedy, summarise, validations
 from agent_tunix.workflows.diagnosis.examination import early_warnings
+from agent_tunix.workflows.diagnosis.records import finite, read_object
 from agent_tunix.workflows.display import Bars, Display, print_summary
 from agent_tunix.workflows.evaluate import complete, grade
 from agent_tunix.workflows.examples import Notice
@@ -128,6 +129,7 @@ def _in_folder(
     """The same, from the fresh state on, in a folder that no other process writes to."""
     checkpoints = Checkpoints(path / "checkpoints", r.cfg.training.max_checkpoints_to_keep)
     state, progress = _restored(r, path, checkpoints, fresh)
+    r = _counting_on(r, path)
     folder = run_folder(path, int(state.step))
     if processes.first():
         replace_text(path / "config.yaml", config_text(r.cfg))
@@ -159,6 +161,12 @@ def _in_folder(
             report_on(path, display.notice)
         display.end(status)
     return Outcome(summary, before, after)
+
+
+def _counting_on(r: Run, path: Path) -> Run:
+    """The run, begun earlier by the seconds that the processes before this one have written down; a killed one has not."""
+    earlier = read_object(path / "summary.json").get("seconds", 0.0)
+    return dataclasses.replace(r, started=r.started - earlier) if finite(earlier) else r
 
 
 def _restored(r: Run, path: Path, checkpoints: Checkpoints, fresh: TrainState) -> tuple[TrainState, Progress]:
