@@ -6,6 +6,7 @@ A multimodal checkpoint is read for its text part alone. Both generations of con
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -68,7 +69,7 @@ def read_architecture(folder: Path, family: str = "gemma3") -> Architecture:
     whole = read_config(folder, family)
     head = {TIED: whole[TIED]} if TIED in whole else {}  # the head is the whole model's, not the text part's
     try:
-        return _architecture({**whole, **(whole.get("text_config") or {}), **head}, folder)
+        return _numeric(_architecture({**whole, **(whole.get("text_config") or {}), **head}, folder))
     except (TypeError, ValueError, AttributeError, ArithmeticError) as fault:
         raise UserError(f"{folder / 'config.json'} has a value of the wrong kind ({fault}); download it again.") from fault
 
@@ -93,6 +94,15 @@ def _architecture(config: dict[str, Any], folder: Path) -> Architecture:
         rope_global_factor=factor,
         norm_eps=config["rms_norm_eps"],
     )
+
+
+def _numeric(arch: Architecture) -> Architecture:
+    """The architecture, if its numbers are numbers: JSON may hold "6" or 6.0 for 6."""
+    for field in dataclasses.fields(arch):
+        value = getattr(arch, field.name)
+        if not isinstance(value, int if field.type == "int" else int | float):
+            raise TypeError(f"{field.name} is {value!r}")
+    return arch
 
 
 def _check_fixed(config: dict[str, Any], folder: Path) -> None:
@@ -210,12 +220,13 @@ def _files(folder: Path) -> list[Path]:
     if (folder / INDEX).exists():
         try:
             names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+            files = [folder / name for name in names]
         except (ValueError, KeyError, TypeError, AttributeError) as fault:
             raise UserError(f"{folder / INDEX} cannot be read ({fault!r}); download it again.") from fault
-        missing = [name for name in names if not (folder / name).exists()]
+        missing = [name for name, file in zip(names, files, strict=True) if not file.exists()]
         if missing:
             raise UserError(f"{folder} lacks {', '.join(missing)}, which its index names; finish the download.")
-        return [folder / name for name in names]
+        return files
     if not (files := sorted(folder.glob("*.safetensors"))):
         raise UserError(f"{folder} holds no *.safetensors file.")
     return files

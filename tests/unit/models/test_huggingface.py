@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from agent_tunix.config.load import config_folder
 from agent_tunix.config.schema import ModelSection
 from agent_tunix.errors import UserError
-from agent_tunix.models.huggingface import read_architecture
+from agent_tunix.models.huggingface import INDEX, SafetensorsFolder, read_architecture
 from agent_tunix.workflows.setup import architecture
 
 LINEAR = {"factor": 8.0, "rope_type": "linear"}
@@ -137,12 +137,29 @@ def test_what_cannot_be_run_is_refused_by_name(tmp_path, change, named):
         {"rope_scaling": {"rope_type": "linear", "factor": None}},
         {"layer_types": 6},
         {"text_config": 3},
+        {"rms_norm_eps": "1e-6"},
+        {"num_hidden_layers": 26.0},
+        {"query_pre_attn_scalar": -1},
     ],
     ids=str,
 )
 def test_a_value_of_the_wrong_kind_is_said_without_a_traceback(tmp_path, change):
     with pytest.raises(UserError, match=r"config\.json has a value of the wrong kind"):
         read_architecture(write(tmp_path, {**PUBLISHED["1b"], **change}))
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        ({"x": "a.safetensors"}, r"lacks a\.safetensors, which its index names"),
+        ({"x": 3}, "cannot be read"),
+        (3, "cannot be read"),
+    ],
+)
+def test_an_index_that_names_no_file_is_answered(tmp_path, index, said):
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": index}))
+    with pytest.raises(UserError, match=said):
+        SafetensorsFolder(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\x00"])
