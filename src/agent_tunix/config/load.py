@@ -146,8 +146,17 @@ def read_config(path: Path) -> DictConfig:
 
 
 def config_text(config: BaseModel) -> str:
-    """As YAML that `read_config` reads."""
-    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
+    """As YAML that `read_config` reads, in which `${` stands for itself."""
+    return OmegaConf.to_yaml(OmegaConf.create(_escaped(config.model_dump(mode="json"))))
+
+
+def _escaped(value: Any) -> Any:
+    """Texts as OmegaConf takes them at their word: a backslash before `${`, and two for each that stood there."""
+    if isinstance(value, dict):
+        return {key: _escaped(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_escaped(part) for part in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:

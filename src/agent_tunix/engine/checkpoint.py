@@ -58,7 +58,7 @@ class Checkpoints:
             raise UserError(f"{self._manager.directory} holds no checkpoint yet; start the run anew.")
         step = steps[-1] if step is None else step
         if step not in steps:
-            raise UserError(f"step={step}: there is no such checkpoint; there are {', '.join(map(str, steps))}.")
+            raise UserError(f"step={step}: there is no such checkpoint; kept are steps {', '.join(map(str, steps))}.")
         self._check_shapes(like, step)
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), progress=ocp.args.JsonRestore())

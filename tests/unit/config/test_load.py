@@ -54,8 +54,13 @@ def test_a_plain_mapping_is_taken_too(composed):
     assert validate(composed, Config) == validate(OmegaConf.create(composed), Config)
 
 
-def test_what_is_written_is_read_again_the_same(composed, tmp_path):
-    config = validate(composed | {"data": composed["data"] | {"system_prompt": "Grüße: 1 ≠ 2\n# no comment"}}, Config)
+PROMPTS = ["Grüße: 1 ≠ 2\n# no comment", "${seed} is no key, ${", r"\${seed}", r"C:\ and \\${x} \\"]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_what_is_written_is_read_again_the_same(composed, tmp_path, prompt):
+    config = validate(composed | {"data": composed["data"] | {"system_prompt": prompt}}, Config)
+    assert config.data.system_prompt == prompt
     (tmp_path / "config.yaml").write_text(config_text(config), encoding="utf-8")
     assert validate(read_config(tmp_path / "config.yaml"), Config) == config
 
