@@ -74,7 +74,7 @@ def test_several_evaluations_of_one_command(command, trained, tmp_path):
 def test_a_step_without_a_checkpoint_is_refused(command, trained):
     outcome = command("evaluate", f"run={trained}", "step=7", *SMALL)
     assert outcome.code == 2
-    assert "there are 2" in outcome.err
+    assert "kept are steps 2" in outcome.err
 
 
 @pytest.mark.parametrize("asked", [["data.path=elsewhere.jsonl"], ["model=gemma3_1b"], ["+experiment=quick_test"]])

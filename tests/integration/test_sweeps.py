@@ -205,15 +205,16 @@ def test_jobs_are_grouped_by_the_program_they_need():
     assert [[int(job.folder.name) for job in group] for group in found] == [[0, 1, 3, 8], [2], [4], [5], [6], [7]]
 
 
-@pytest.mark.parametrize(("members", "sizes"), [(4, [4]), (3, [2, 2]), (2, [2, 2]), (1, [1, 1, 1, 1])])
-def test_a_group_is_cut_to_what_memory_holds(monkeypatch, members, sizes):
+def test_a_group_is_cut_to_what_memory_holds(monkeypatch):
     group, said = jobs(*([f"seed={seed}"] for seed in range(4))), []
     first = train.prepare(group[0].cfg, setup.Shelf(), print)
-    needed = memory.peak_of_several(dry_run.shapes(first.cfg, first.task.prompt_width), members)
-    monkeypatch.setattr(sweep, "card", lambda: ("a card", 1.001 * needed / dry_run.USABLE))
-    found = sweep.parts(group, first, said.append, "always")
-    assert [len(part) for _, part in found] == sizes
-    assert len(said) == 1
+    planned = dry_run.shapes(first.cfg, first.task.prompt_width)
+    for members, sizes in ((4, [4]), (3, [2, 2]), (2, [2, 2]), (1, [1, 1, 1, 1])):
+        needed = memory.peak_of_several(planned, members)
+        monkeypatch.setattr(sweep, "card", lambda needed=needed: ("a card", 1.001 * needed / dry_run.USABLE))
+        found = sweep.parts(group, first, said.append, "always")
+        assert [len(part) for _, part in found] == sizes
+    assert len(said) == 4
 
 
 def test_whether_to_fuse_is_decided_by_what_the_device_takes(monkeypatch):

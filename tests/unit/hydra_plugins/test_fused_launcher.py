@@ -40,16 +40,12 @@ def test_a_job_is_composed_once_to_be_checked_and_run_and_one_given_twice_is_two
 
 SWEEP = [
     ["++optimizer.learning_rate=1e-05", "++seed=1", "optimizer=conservative"],
-    ["++optimizer.learning_rate=3e-05", "++seed=2", "optimizer=conservative"],
+    ["++optimizer.learning_rate=3e-05", "++seed=null", "optimizer=conservative"],
     ["++optimizer.learning_rate=3e-05", "++seed=2", "optimizer=adafactor"],
-    ["++data.system_prompt='a, b=c'", "++optimizer.betas=[0.8,0.9]", "++seed=null"],
-    ["++data.system_prompt=d", "++optimizer.betas=[0.7,0.9]", "++seed=3"],
+    ["++data.system_prompt='a, b=c'", "++optimizer.betas=[0.8,0.9]", "++no.such.key=1", "++seed=1", "++seed=2"],
+    ["++data.system_prompt=${seed}", "++optimizer.betas=[0.7,0.9]", "++no.such.key=2", "++seed=3", "++seed=4"],
     ["++reward.weights={answer_exact: 2}"],
     ["++reward.weights={format_exact: 1}"],
-    ["++no.such.key=1", "++seed=1", "++seed=2"],
-    ["++no.such.key=2", "++seed=3", "++seed=4"],
-    ["+experiment=quick_test", "++model.architecture.num_layers=2"],
-    ["+experiment=quick_test", "++model.architecture.num_layers=${seed}"],
 ]
 
 
@@ -67,4 +63,4 @@ def test_jobs_that_differ_in_values_are_what_hydra_would_compose():
         for job, composed in zip(SWEEP, found, strict=True):
             wanted = loader.load_sweep_config(master, job)
             assert OmegaConf.to_container(composed) == OmegaConf.to_container(wanted), job
-    assert len(asked) == 7
+    assert len(asked) == 5
