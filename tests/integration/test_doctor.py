@@ -119,14 +119,18 @@ def test_each_illness_is_named_with_its_remedy(name, train, command):
     assert remedy in remedies[illness]
 
 
-def test_a_second_illness_is_found_beside_the_first(train, command):
-    for name, second in {
-        "absurd rate": "KL runaway",
-        "cold": "entropy collapse",
-        "negative": "rewards never positive",
-    }.items():
-        findings = examine(command, train(*ILL[name][0]))["findings"]
-        assert second in [finding["illness"] for finding in findings], name
+SECOND = {
+    "absurd rate": "KL runaway",
+    "nothing holds it": "KL runaway",
+    "cold": "entropy collapse",
+    "negative": "rewards never positive",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.values[0] in SECOND])
+def test_a_second_illness_is_found_beside_the_first(name, train, command):
+    findings = examine(command, train(*ILL[name][0]))["findings"]
+    assert SECOND[name] in [finding["illness"] for finding in findings]
 
 
 def test_a_healthy_run_is_told_so(train, command):

@@ -119,20 +119,21 @@ def test_an_interrupted_sweep_says_how_to_go_on(tmp_path, monkeypatch):
     assert given == f"hydra.sweep.dir='{tmp_path / 'my sweep'}'"
 
 
-def test_a_job_that_rests_goes_on_as_if_it_had_not(tmp_path):
-    """What a search compares at a rung is the beginning of the same run; test_tune.py has jobs one after another."""
+@pytest.mark.parametrize("fuse", [pytest.param("never", marks=pytest.mark.parity), "always"])
+def test_a_job_that_rests_goes_on_as_if_it_had_not(tmp_path, fuse):
+    """What a search compares at a rung is the beginning of the same run."""
     console, three = Console(quiet=True), jobs(JOBS[0], ["optimizer.learning_rate=2e-5"], ["optimizer.learning_rate=3e-5"])
     straight, resting = ([dataclasses.replace(job, folder=tmp_path / name / job.folder) for job in three] for name in "ab")
-    sweep.run(straight, tmp_path / "a", console, "always")
+    sweep.run(straight, tmp_path / "a", console, fuse)
     rung = [dataclasses.replace(job, stop_after=2) for job in resting]
-    results = sweep.run(rung, tmp_path / "b", console, "always")
+    results = sweep.run(rung, tmp_path / "b", console, fuse)
     assert [(result["status"], result["steps"], result["final_eval"]["step"]) for result in results] == [
         ("paused", 2, 2)
     ] * 3
     untouched = (resting[0].folder / "summary.json").stat().st_mtime_ns
-    sweep.run(rung, tmp_path / "b", console, "always")
+    sweep.run(rung, tmp_path / "b", console, fuse)
     assert (resting[0].folder / "summary.json").stat().st_mtime_ns == untouched, "it has come so far"
-    results = sweep.run(resting, tmp_path / "b", console, "always")
+    results = sweep.run(resting, tmp_path / "b", console, fuse)
     assert [result["status"] for result in results] == ["completed"] * 3
     for one, other in zip(straight, resting, strict=True):
         assert numbers(one.folder / "metrics.jsonl") == numbers(other.folder / "metrics.jsonl")
