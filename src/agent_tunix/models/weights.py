@@ -90,7 +90,11 @@ def open_weights(
                 advance()
                 return tensors.read(name, np.dtype(dtype))
 
-            return _assemble(arch, dtype, tensor, mesh, base_dtype)
+            def check(name: str, finite: jax.Array) -> None:
+                if not finite:
+                    raise UserError(f"{checkpoint} is damaged: {name} has NaN or infinity among its numbers. Get it anew.")
+
+            return _assemble(arch, dtype, tensor, mesh, base_dtype, check)
 
     return read
 
@@ -150,13 +154,18 @@ def _progress(title: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 @partial(jax.jit, donate_argnums=0, static_argnames="base_dtype")
-def _write(stack: Matrix, layer: int, tensor: jax.Array, base_dtype: BaseDtype | None) -> Matrix:
-    """Puts one layer's tensor, stored [out, in], into the stack, in place."""
+def _write(stack: Matrix, layer: int, tensor: jax.Array, base_dtype: BaseDtype | None) -> tuple[Matrix, jax.Array]:
+    """Puts one layer's tensor, stored [out, in], into the stack, in place; and whether its numbers are finite."""
 
     def put(whole: jax.Array, part: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_index_in_dim(whole, part.astype(whole.dtype), layer, axis=0)
 
-    return jax.tree.map(put, stack, quantise(tensor.T, base_dtype) if base_dtype else tensor.T)
+    return jax.tree.map(put, stack, quantise(tensor.T, base_dtype) if base_dtype else tensor.T), _finite(tensor)
+
+
+@jax.jit
+def _finite(tensor: jax.Array) -> jax.Array:
+    return jnp.isfinite(tensor).all()
 
 
 def weight_shapes(arch: Architecture, dtype: jnp.dtype, mesh: Mesh, base_dtype: BaseDtype | None = None) -> Weights:
@@ -182,13 +191,17 @@ def _assemble(
     tensor: Callable[[str, tuple[int, ...]], np.ndarray | jax.Array],
     mesh: Mesh,
     base_dtype: BaseDtype | None,
+    check: Callable[[str, jax.Array], None] = lambda name, finite: None,
 ) -> Weights:
+    """Weights of one tensor after another; `check` is told of each whether its numbers are finite."""
     shapes = weight_shapes(arch, dtype, mesh, base_dtype)
     empty = make_in_place(lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes.layers), arch, mesh)
 
     def placed(field: str, name: str) -> jax.Array:
         like = getattr(shapes, field)
-        return lay(tensor(name, like.shape).astype(dtype), like.sharding)
+        array = lay(tensor(name, like.shape).astype(dtype), like.sharding)
+        check(name, _finite(array))
+        return array
 
     def stacked(field: str) -> Any:
         shape, held_as = (arch.num_layers, *_layer_shape(arch, field)), None if field in NORMS else base_dtype
@@ -196,9 +209,11 @@ def _assemble(
         part = NamedSharding(mesh, PartitionSpec(*reversed(cuts)))
         stack = getattr(empty, field)
         for layer in range(arch.num_layers):
-            one = lay(tensor(tensor_name(field, layer), shape[:0:-1]), part)
+            name = tensor_name(field, layer)
+            one = lay(tensor(name, shape[:0:-1]), part)
             # Waiting keeps tensors that are read faster than they are written from piling up.
-            stack = jax.block_until_ready(_write(stack, layer, one, held_as))
+            stack, finite = jax.block_until_ready(_write(stack, layer, one, held_as))
+            check(name, finite)
         return stack
 
     return Weights(

@@ -16,6 +16,7 @@ from agent_tunix.models import huggingface
 from agent_tunix.models.quantisation import Quantised
 from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.weights import (
+    EMBEDDING,
     init_weights,
     load_weights,
     quantised,
@@ -145,6 +146,21 @@ def test_missing_unknown_and_misshapen_tensors_are_named_together(tmp_path, gold
     for part in ("missing: model.layers.2.mlp.up_proj.weight", "unknown: model.layers.0.self_attn.q_proj.bias"):
         assert part in str(fault.value)
     assert "model.norm.weight has shape [31], the architecture asks for [32]" in str(fault.value)
+
+
+@pytest.mark.parametrize("base_dtype", [None, "int8"])
+def test_a_number_that_is_none_is_found_and_its_tensor_named(tmp_path, base_dtype):
+    """Quantised, it would be hidden by its block's scale."""
+    tiny = find_checkpoint("package:tiny")
+    for number, name in enumerate(
+        ("model.layers.1.mlp.down_proj.weight", "model.layers.0.input_layernorm.weight", EMBEDDING)
+    ):
+        values = checkpoints.tensors(tiny)
+        values[name] = values[name].copy()
+        values[name].flat[5] = (np.nan, np.inf, -np.inf)[number]
+        folder = checkpoints.write_folder(tmp_path / str(number), (tiny / "config.json").read_text(), values)
+        with pytest.raises(UserError, match=f"{folder} is damaged: {name} has NaN or infinity among its numbers"):
+            load_weights(folder, huggingface.read_architecture(tiny), jnp.float32, base_dtype=base_dtype)
 
 
 @pytest.mark.parametrize("keep", [4, 2000, -10])
