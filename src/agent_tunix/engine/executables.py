@@ -24,6 +24,7 @@ import jaxlib
 from jax.experimental import serialize_executable
 
 PACKAGE = Path(__file__).parent.parent
+ROOM = 2 * 2**30  # bytes of the cache folder
 FOUND = "/jax/compilation_cache/cache_hits"
 _this_thread = threading.local()
 
@@ -64,6 +65,7 @@ def load(path: Path | None, arguments: tuple[Any, ...]) -> jax.stages.Compiled |
         return None
     try:
         payload, result = pickle.loads(path.read_bytes())
+        path.touch()  # as it is of use
         trees = jax.tree.structure((arguments, {})), jax.tree.structure(result)
         return serialize_executable.deserialize_and_load(payload, *trees)
     except Exception:  # damaged, or of a kind that this JAX does not know: whatever it is, another is soon made
@@ -91,3 +93,20 @@ def _save(path: Path, compiled: jax.stages.Compiled) -> None:
     except Exception:  # a full disk, or a device whose executables cannot be written, which each says in its own way
         with contextlib.suppress(OSError):
             half.unlink(missing_ok=True)
+
+
+def make_room(folder: Path) -> None:
+    """Deletes what was not used for longest, JAX's files and ours, where they take more than there is room for."""
+    with contextlib.suppress(OSError):  # there is no folder, or another process deletes as well
+        used = sorted((max(stat.st_atime, stat.st_mtime), stat.st_size, path) for path, stat in _files(folder))
+        excess = sum(size for _, size, _ in used) - ROOM
+        for _, size, path in used:
+            if excess <= 0:
+                break
+            path.unlink()
+            excess -= size
+
+
+def _files(folder: Path) -> list[tuple[Path, os.stat_result]]:
+    with os.scandir(folder) as entries:
+        return [(Path(entry), entry.stat()) for entry in entries]

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,7 @@ from jax.sharding import Mesh
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.mesh_shape import sizes_of
 from agent_tunix.config.schema import Config, ModelSection
-from agent_tunix.engine import device
+from agent_tunix.engine import device, executables
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.rng import Purpose, step_key
 from agent_tunix.engine.rollout import Sampling
@@ -87,6 +88,7 @@ def start_device() -> None:
     jax.config.update("jax_compilation_cache_dir", str(cache))
     # Small ones too: a start has dozens, each a tenth of a second to compile on a GPU and a hundredth to read.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    threading.Thread(target=executables.make_room, args=(cache,)).start()
     device.wake()
 
 

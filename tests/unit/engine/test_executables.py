@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from functools import partial
@@ -157,6 +158,23 @@ def test_a_cache_that_cannot_be_written_stops_nothing(cache):
     jax.config.update("jax_compilation_cache_dir", str(cache / "file" / "folder"))
     (cache / "file").write_text("in the way")
     assert (ahead.run(small()) == 2).all()
+
+
+def test_what_was_not_used_for_longest_makes_room(cache, monkeypatch):
+    """JAX's own files too; one that was called again is of use."""
+    (cache / "of-jax-cache").write_bytes(bytes(500))
+    os.utime(cache / "of-jax-cache", (2, 2))
+    for age, factor in enumerate((2, 3)):
+        ahead.run(small(factor=factor))
+        (new,) = (path for path in cache.glob("*.executable") if path.stat().st_mtime > 10)
+        os.utime(new, (age, age))
+    first = min(cache.glob("*.executable"), key=lambda path: path.stat().st_mtime)
+    start_anew()
+    ahead.run(small(factor=2))
+    monkeypatch.setattr(executables, "ROOM", first.stat().st_size)
+    executables.make_room(cache)
+    assert list(cache.iterdir()) == [first]
+    executables.make_room(cache / "nowhere")
 
 
 @pytest.mark.parametrize("fault", [jax.errors.JaxRuntimeError("UNIMPLEMENTED"), ValueError("of no kind"), OSError("full")])
