@@ -30,8 +30,9 @@ LEAST_TILE = 16  # of rows: what a matrix unit takes at least
 LARGEST_TILE = 64
 LEAST_RANK = 32  # with as many columns of the weight, the 64 rows of one instruction
 DEPTH = 128  # inputs of a product that are loaded at a time, at most
-SHARES = 4  # of a split product, at most
-SPLIT_PROGRAMS = 160  # of a split product, about
+ACCUMULATED = 2**13  # numbers that a program holds in registers without spilling them
+SHARES = 6  # of a split product, at most
+SPLIT_PROGRAMS = 220  # of a split product, at most
 SHARED_MEMORY = 220 * 2**10  # bytes of a multiprocessor that loads under way may take
 MULTIPROCESSORS = 132
 FLOAT32 = jnp.float32
@@ -137,7 +138,8 @@ def _product_kernel(parts, sharing, policy_tiles, width, depth, h_ref, w_ref, b_
     i, j, z = (pl.program_id(axis) for axis in range(3))
     rows = _operand_rows(parts, i // policy_tiles, j, b_ref.shape[1])
     (total,) = _accumulate(h_ref, w_ref, [rows], z * width, width, depth)
-    y_out[...] = _with_adapter(total, b_ref, sharing, h_ref.dtype).T.astype(y_out.dtype)
+    base, low = jnp.split(total, 2)
+    y_out[...] = _with_adapter(base, low, b_ref, sharing, h_ref.dtype).T.astype(y_out.dtype)
 
 
 def _operand_rows(parts: Sequence[int], policy, block, rank: int):
@@ -160,9 +162,8 @@ def _accumulate(h_ref, w_ref, operands, start, width, depth):
     return jax.lax.fori_loop(0, width // depth, add, zeros)
 
 
-def _with_adapter(total, b_ref, sharing, dtype):
-    """W h + B (A h), of an accumulated W h over A h; of policies that share a tile, each with its own part of A and B."""
-    base, low = jnp.split(total, 2, axis=0)
+def _with_adapter(base, low, b_ref, sharing, dtype):
+    """W h + B (A h), of W h and A h; of policies that share a tile, each with its own part of A and B."""
     if sharing > 1:
         policy, owner = (jax.lax.broadcasted_iota(jnp.int32, low.shape, n) // (low.shape[n] // sharing) for n in (0, 1))
         low = jnp.where(policy == owner, low, 0.0)
@@ -190,27 +191,41 @@ def _stages(most: int, size: int, programs: int) -> int:
 def gated_product(h_RD, w: Product, tile: int, interpret: bool) -> jax.Array:
     """gelu(h gate) * (h up), where gate and up are the two parts of the product."""
     (R, D), (M, _, r), F = h_RD.shape, w.b_MUr.shape, w.parts[0]
-    policy_tiles = R // M // tile
+    policy_tiles, columns = R // M // tile, _gated_columns(F, r, tile, R // tile)
     in_specs = [
         pl.BlockSpec((tile, D), lambda i, j: (i, 0)),
         pl.BlockSpec(w.rows_UE.shape, lambda i, j: (0, 0)),
-        pl.BlockSpec((None, r, r), lambda i, j: (i // policy_tiles, j, 0)),
-        pl.BlockSpec((None, r, r), lambda i, j: (i // policy_tiles, F // r + j, 0)),
+        pl.BlockSpec((None, columns, r), lambda i, j: (i // policy_tiles, j, 0)),
+        pl.BlockSpec((None, columns, r), lambda i, j: (i // policy_tiles, F // columns + j, 0)),
     ]
-    out_spec, out = pl.BlockSpec((tile, r), lambda i, j: (i, j)), jax.ShapeDtypeStruct((R, F), h_RD.dtype)
-    grid, depth = (R // tile, F // r), _depth(h_RD, 4 * r + tile)
-    stages = _stages(5, (4 * r + tile) * depth, math.prod(grid))
-    kernel = partial(_gated_kernel, w.parts, w.sharing, policy_tiles, depth)
+    out_spec, out = pl.BlockSpec((tile, columns), lambda i, j: (i, j)), jax.ShapeDtypeStruct((R, F), h_RD.dtype)
+    grid, loaded = (R // tile, F // columns), 2 * (columns + r) + tile
+    depth = _depth(h_RD, loaded)
+    stages = _stages(5, loaded * depth, math.prod(grid))
+    kernel = partial(_gated_kernel, F, w.sharing, policy_tiles, depth)
     run = call(kernel, grid, in_specs, out_spec, out, stages=stages, interpret=interpret)
     return run(h_RD, w.rows_UE, w.b_MUr, w.b_MUr)
 
 
-def _gated_kernel(parts, sharing, policy_tiles, depth, h_ref, w_ref, gate_b_ref, up_b_ref, y_out):
-    i, j, rank = pl.program_id(0), pl.program_id(1), gate_b_ref.shape[1]
-    operands = [_operand_rows(parts, i // policy_tiles, block, rank) for block in (j, parts[0] // rank + j)]
-    gate, up = _accumulate(h_ref, w_ref, operands, 0, h_ref.shape[1], depth)
-    gate = _with_adapter(gate, gate_b_ref, sharing, h_ref.dtype)
-    up = _with_adapter(up, up_b_ref, sharing, h_ref.dtype)
+def _gated_columns(F: int, rank: int, tile: int, tiles: int) -> int:
+    """How many of gate, and as many of up, a program takes: the more, the less often A is read, but the fewer programs."""
+
+    def serve(columns: int) -> bool:
+        enough = tiles * F // columns >= MULTIPROCESSORS // 2
+        return enough and F % columns == 0 and 2 * (columns + rank) * tile <= ACCUMULATED
+
+    return next((columns for columns in (128, 64) if serve(columns)), LEAST_RANK)
+
+
+def _gated_kernel(F, sharing, policy_tiles, depth, h_ref, w_ref, gate_b_ref, up_b_ref, y_out):
+    """Columns of gate and of up are one operand, the A of both another."""
+    i, j, (columns, rank) = pl.program_id(0), pl.program_id(1), gate_b_ref.shape
+    index = jax.lax.broadcasted_iota(jnp.int32, (2 * columns,), 0)
+    of_w = j * columns + jnp.where(index < columns, index, F + index - columns)
+    of_a = 2 * F + i // policy_tiles * 2 * rank + jax.lax.broadcasted_iota(jnp.int32, (2 * rank,), 0)
+    both, low = _accumulate(h_ref, w_ref, [of_w, of_a], 0, h_ref.shape[1], depth)
+    parts = zip(jnp.split(both, 2), jnp.split(low, 2), (gate_b_ref, up_b_ref), strict=True)
+    gate, up = (_with_adapter(base, low, b_ref, sharing, h_ref.dtype) for base, low, b_ref in parts)
     y_out[...] = (jax.nn.gelu(gate, approximate=True) * up).T.astype(y_out.dtype)
 
 
