@@ -163,7 +163,7 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """A hint at the candidate whose last name the word resembles or abbreviates (lr for learning_rate)."""
     names = {candidate.rpartition(".")[2]: candidate for candidate in candidates}
     last = word.rpartition(".")[2]
-    abbreviated = [name for name in names if "".join(part[0] for part in name.split("_")) == last]
+    abbreviated = [name for name in names if "".join(part[:1] for part in name.split("_")) == last]
     close = abbreviated or difflib.get_close_matches(last, names, n=1, cutoff=0.6)
     return f"; did you mean {names[close[0]]}?" if close else ""
 

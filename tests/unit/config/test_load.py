@@ -164,7 +164,8 @@ def test_an_unknown_key_of_an_unknown_group_is_one_fault(faults):
     [("train", "; did you mean train?"), ("trian", "; did you mean train?"), ("xyz", ""), ("", "")],
 )
 def test_did_you_mean(word, hint):
-    assert did_you_mean(word, ["train", "evaluate"]) == hint
+    """A user's own file may begin with an underscore."""
+    assert did_you_mean(word, ["train", "evaluate", "_mine"]) == hint
 
 
 def test_an_override_that_cannot_be_parsed_is_named():
