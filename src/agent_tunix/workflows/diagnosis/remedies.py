@@ -27,7 +27,7 @@ NAMED_GROUPS = (
 )
 RESUME = "training.resume"  # how a run was continued is no part of how it was set up
 LEAST_RATE, GREATEST_RATE = 1e-7, 1e-4  # the reference's typical range of learning rates
-PLAIN = re.compile(r"[A-Za-z_/][\w./:-]*")  # a text that Hydra takes for one without quotes
+PLAIN = re.compile(r"[A-Za-z_/][\w./:-]*", re.ASCII)  # a text that Hydra takes for one without quotes
 NOT_TEXT = ("null", "true", "false", "nan", "inf")
 
 
@@ -100,7 +100,7 @@ def value_text(value: Any) -> str:
 
 def _quoted(text: str) -> str:
     """In Hydra's quotes a backslash is itself, except before a quote."""
-    return "'" + re.sub(r"(\\+)$", r"\1\1", re.sub(r"(\\*)'", r"\1\1\'", text)) + "'"
+    return "'" + re.sub(r"(\\+)\Z", r"\1\1", re.sub(r"(\\*)'", r"\1\1\'", text)) + "'"
 
 
 def own_overrides(config: Mapping[str, Any]) -> list[str]:
