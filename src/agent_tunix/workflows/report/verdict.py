@@ -15,10 +15,12 @@ ENDED = ("completed", "diverged", "rolled back")  # of a candidate: what it came
 GOING = ("unfinished", "running", "waiting")
 LEADS = {"healthy": "Healthy", "undecided": "Undecided", "too short": "Too short to judge"}
 MOODS = {"healthy": "good", "ill": "bad"}
-CUT_SHORT = {"unfinished": "going", "interrupted": "unsure", "failed": "bad"}  # what is healthy so far may not stay so
+# What is healthy so far may not stay so.
+CUT_SHORT = {"unfinished": "going", "interrupted": "unsure", "paused": "unsure", "failed": "bad"}
 ENDINGS = {
     "unfinished": "The run has not ended: it is still at work, or was killed.",
     "interrupted": "It was interrupted before its planned end, and can be resumed.",
+    "paused": "It rests before its planned end, where the search that it belongs to has left it.",
     "diverged": "The guard stopped it: the numbers had got out of hand. That update did not reach the weights.",
     "failed": "It ended in an error.",
 }

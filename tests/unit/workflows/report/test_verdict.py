@@ -50,6 +50,7 @@ def test_what_may_be_noise_is_called_so(write_run, tmp_path):
     [
         (None, "going", "Unfinished, healthy so far", "still at work"),
         ("interrupted", "unsure", "Interrupted, healthy so far", "resumed"),
+        ("paused", "unsure", "Paused, healthy so far", "search"),
         ("failed", "bad", "Failed, healthy so far", "error"),
         ("diverged", "bad", "Ill (diverging)", "guard"),
     ],
