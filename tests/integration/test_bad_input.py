@@ -47,7 +47,7 @@ FAULTS = {
     "+reward.functions.mine=json.no_such_function": "no_such_function",
     "data.num_examples=10000000": "the train split has",
     "data.num_examples=1": "fewer than one batch",
-    "generation.max_prompt_length=5": "no example left",
+    "generation.max_prompt_length=5": "The train split of data.source=arithmetic has no example left",
 }
 
 
