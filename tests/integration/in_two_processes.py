@@ -1,6 +1,6 @@
 """Run twice by test_two_processes.py, as two processes of two devices each: what they hold, and how they agree.
 
-python in_two_processes.py <what> <port> <process>
+NUMBER=<process> python in_two_processes.py <what> <port>
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class LossInputs:
 
 @pytree
 class LossStats:
-    """Token-weighted sums over sequences, to be divided by the number of sequences."""
+    """Of each sequence the mean over its tokens, summed over sequences; an update divides by their number."""
 
     loss: jax.Array
     kl: jax.Array

@@ -2,7 +2,9 @@
 
     sum         Ann has 12 pears. Ann finds 7 more. How many pears does Ann have?            a + b
     remainder   Ann has 12 pears. Ann gives away 7. How many pears does Ann have?            a - b
-    shortfall   Ann has 7 pears. Ann wants 12. How many more pears does Ann need?            b - a
+    shortfall   Ann has 7 pears. Ann wants 12. How many more pears does Ann need?            a - b
+
+Each has the greater number for a, here 12, wherever it stands.
 
 Training, validation and test problems are split by the pair of numbers: no held-out problem is a renamed training problem.
 """
@@ -42,7 +44,7 @@ class Problem:
 
     @property
     def operation(self) -> str:
-        """The calculation that solves the problem."""
+        """The sign of the calculation that solves the problem."""
         return "+" if self.family == "sum" else "-"
 
     @property

@@ -175,8 +175,11 @@ def _write(path: Path, found: Record, advice: list[str], interrupted: bool, upda
     status = "interrupted" if interrupted else "completed"
     replace_text(path / "summary.json", json.dumps(summary | {"status": status, "advice": advice}, indent=2) + "\n")
     if len(found["rates"]) > 1:
-        title = f"reward, at rates from {found['rates'][0]:.1e} to {found['rates'][-1]:.1e}"
-        replace_text(path / "lr_find.svg", as_svg(found["reward"], title, updates))
+        replace_text(path / "lr_find.svg", as_svg(found["reward"], _title(found), updates))
+
+
+def _title(found: Record) -> str:
+    return f"reward, at rates from {found['rates'][0]:.1e} to {found['rates'][-1]:.1e}"
 
 
 def _show(path: Path, found: Record, advice: list[str], console: Console, updates: int) -> None:
@@ -184,8 +187,7 @@ def _show(path: Path, found: Record, advice: list[str], console: Console, update
         console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     if len(found["rates"]) > 1:
-        title = f"reward, at rates from {found['rates'][0]:.1e} to {found['rates'][-1]:.1e}"
-        say(f"\n{title}\n{in_characters(found['reward'], updates)}")
+        say(f"\n{_title(found)}\n{in_characters(found['reward'], updates)}")
     say(f"\n{found['conclusion']}")
     if found["suggested"] is not None:
         say(f"Suggested: {RATE}={found['suggested']:g}")

@@ -7,10 +7,10 @@ updates shrink with it, so its schedule is the whole run's in small.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from agent_tunix.algorithm.schedules import warmup_steps_from_ratio
 from agent_tunix.config.guidance import half_decades, middle_rate
 from agent_tunix.config.load import validate
 from agent_tunix.config.schema import Config
@@ -62,7 +62,7 @@ def warm_up(cfg: TuneConfig, settings: Settings, updates: int) -> Stage:
     """Values that differ in whole updates of warm-up; a short run is also tried without any."""
     own = settings[WARMUP]
     wanted = [own, *cfg.tune.warmup_ratios, *([0.0] if updates < SHORT else [])]
-    distinct = {math.ceil(round(value * updates, 6)): value for value in reversed(wanted)}
+    distinct = {warmup_steps_from_ratio(value, updates): value for value in reversed(wanted)}
     return Stage("3-warm-up", "Warm-up ratio", WARMUP, _distinct(distinct.values()), own)
 
 
