@@ -1,4 +1,4 @@
-"""Every command of the optimizer reference, to the letter, on the tiny model."""
+"""Every command of the optimizer reference, to the letter, on the tiny model, and what each leaves in the run's folder."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from agent_tunix.engine.metrics import read_records
+
 LONG_RUNS = True  # none is long, but all together are
 REPOSITORY = Path(__file__).parents[2]
 REFERENCE = (REPOSITORY / "docs" / "configuration" / "optimizer.rst").read_text()
@@ -16,6 +18,18 @@ SMALL = [  # of one shape whatever the command says, so that all share their pro
     *("model=gemma3_tiny", "training.num_batches=2", "training.micro_batch_size=2", "grpo.num_generations=4"),
     *("data.num_examples=64", "evaluation.num_examples=8", "evaluation.sampled=false"),
 ]
+
+# What tools rely on in the folder of a run.
+FILES = {"config.yaml", "metrics.jsonl", "evals.jsonl", "samples.jsonl", "summary.json", "report.html"}
+FOLDERS = {"checkpoints", "tensorboard"}
+METRICS = {
+    *("step", "loss", "lr", "grad_norm", "update_norm", "update_survival", "kl", "entropy", "clip_fraction", "mismatch/kl"),
+    *("reward/mean", "reward/std", "groups/zero_variance", "completion/length", "completion/truncated"),
+    *("reward/format_exact", "reward/format_approximate", "reward/answer", "reward/number"),
+    *("time/rollout", "time/reward", "time/update", "tokens_per_second", "memory/peak_gb"),
+}
+EVALS = {"step", "split", "n", "accuracy", "partial_accuracy", "format_accuracy", "lenient_accuracy"}
+SAMPLES = {"step", "prompt", "answer", "completion", "reward", "rewards", "advantage"}
 
 
 def commands(text: str) -> list[list[str]]:
@@ -48,6 +62,7 @@ def test_single_runs(arguments, command, tmp_path):
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["status"] == "completed"
     assert summary["steps"] == 2
+    assert_whole(tmp_path / "out", summary)
     config = OmegaConf.load(tmp_path / "out" / "config.yaml")
     for argument in arguments:
         key, _, value = argument.partition("=")
@@ -57,6 +72,20 @@ def test_single_runs(arguments, command, tmp_path):
                 summary["optimizer"][key.removeprefix("optimizer.")]
                 == OmegaConf.to_object(config).get("optimizer")[key.removeprefix("optimizer.")]
             )
+
+
+def assert_whole(folder: Path, summary: dict) -> None:
+    """All files are there, with the keys by which tools read them."""
+    assert {path.name for path in folder.iterdir()} == FILES | FOLDERS
+    metrics, evals, samples = (read_records(folder / f"{name}.jsonl") for name in ("metrics", "evals", "samples"))
+    assert [set(record) for record in metrics] == [METRICS] * 2
+    assert all(isinstance(value, int | float) for record in metrics for value in record.values())
+    assert [set(record) for record in evals] == [EVALS] * 2
+    assert [set(record) for record in samples] == [SAMPLES] * 4
+    assert (summary["first_eval"], summary["final_eval"]) == tuple(evals)
+    assert summary["best_eval"]["accuracy"] == max(record["accuracy"] for record in evals)
+    assert summary["seconds"] > 0
+    assert summary["advice"]
 
 
 @pytest.mark.parametrize("arguments", SWEEPS, ids=" ".join)

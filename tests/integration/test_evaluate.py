@@ -121,3 +121,22 @@ def test_a_right_answer_is_leniently_right_too(truth):
 def test_the_last_number_is_enough_to_be_leniently_right():
     record = grade([Example("q", "12", (1,))], [["so it is 12"]])
     assert (record["accuracy"], record["lenient_accuracy"]) == (0.0, 1.0)
+
+
+def test_each_measure_counts_what_it_says():
+    """Right; near, and well formed; near, and not well formed; far off; no answer at all."""
+    formed = "<reasoning>so</reasoning><answer>{}</answer>"
+    given = [formed.format("100"), formed.format("109"), "<answer>91</answer>", formed.format("111"), ""]
+    record = grade([Example("q", "100", (1,))] * 5, [[text] for text in given])
+    shares = {"accuracy": 0.2, "partial_accuracy": 0.6, "format_accuracy": 0.6, "lenient_accuracy": 0.2}
+    assert record == {"n": 5, **shares}
+
+
+def test_the_answer_given_most_often_is_the_majoritys():
+    formed = "<reasoning>so</reasoning><answer>{}</answer>"
+    answers = [["7", "8", "7", "9"], ["8", "8", "7", "8"], ["8", "7", "9", "1"]]
+    record = grade([Example("q", "7", (1,))] * 3, [[formed.format(answer) for answer in one] for one in answers])
+    assert record["majority_accuracy"] == pytest.approx(1 / 3), "of equals the earliest counts"
+    assert record["pass@1"] == record["accuracy"] == pytest.approx(4 / 12)
+    assert record["pass@2"] == pytest.approx((5 / 6 + 1 / 2 + 1 / 2) / 3)
+    assert record["pass@4"] == 1

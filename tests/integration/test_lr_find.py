@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 
 from agent_tunix import cli
 from agent_tunix.engine.metrics import read_records
@@ -47,6 +48,7 @@ def test_a_ramp_without_a_signal_says_so_and_what_to_try(command, tmp_path):
     assert found["suggested"] is None
     assert found["range"] is None
     assert len(found["rates"]) == 9, "one of each batch"
+    assert OmegaConf.load(tmp_path / "out" / "config.yaml").grpo.beta == lr_find.LEAST_BETA, "so that KL is measured"
     assert found["conclusion"].startswith("No rate from 1.3e-12 to 1.0e-10 moved the reward")
     advice = json.loads((tmp_path / "out" / "summary.json").read_text())["advice"]
     assert advice[0].endswith("lr_find.lr_high=1e-08")

@@ -20,6 +20,17 @@ def test_text_of_the_user_is_shown_as_it_is(tmp_path, capsys):
     assert all(text in shown for text in (*texts.values(), "runs/[a]:100:"))
 
 
+def test_the_close_of_a_run_sets_its_start_beside_its_end(capsys):
+    first, final = ({"accuracy": share, "format_accuracy": share} for share in (0.25, 0.75))
+    summary = {"status": "completed", "steps": 7, "seconds": 3.0, "first_eval": first, "final_eval": final}
+    print_summary(cli.console, Path("runs/mine"), summary | {"advice": ["do this"]}, [], [])
+    lines = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
+    assert ["completed:", "7", "updates", "in", "3", "s"] in lines
+    assert ["accuracy", "25.0%", "75.0%"] in lines
+    assert ["format", "accuracy", "25.0%", "75.0%"] in lines
+    assert lines[-1] == ["do", "this"]
+
+
 @pytest.mark.parametrize("name", ["python", "python3"])
 def test_python_is_called_so_where_that_is_the_one_at_work(tmp_path, monkeypatch, name):
     """Installed commands are run by python3, which lies beside python."""
