@@ -8,6 +8,7 @@ import re
 import pytest
 
 from agent_tunix.engine.metrics import read_records
+from agent_tunix.workflows import dry_run, memory
 
 LONG_RUNS = True
 RUN = ["model=gemma3_tiny", "training.num_batches=3", "training.micro_batch_size=2", "grpo.num_iterations=2"]
@@ -21,6 +22,7 @@ def test_the_plan_is_what_the_run_does(command, tmp_path):
     assert (tmp_path / "plan" / "learning_rate.svg").read_text().startswith("<svg")
     assert command("train", *RUN, "hydra.run.dir=run").code == 0
     records = read_records(tmp_path / "run" / "metrics.jsonl")
+    assert "It fits " in planned.out
     assert re.search(rf"updates\s+│\s+{len(records)}\b", planned.out)
     for name, step in (("first", 1), ("end of warm-up", 1), ("middle", 3), ("last", 6)):
         shown = re.search(rf"{name} \(update {step}\)\s+│\s+(\S+)", planned.out)
@@ -55,6 +57,12 @@ def test_a_continued_run_is_planned_with_its_own_configuration(command):
 def test_what_the_run_would_refuse_the_plan_refuses(command, override, said):
     outcome = command("plan", *RUN, override)
     assert (outcome.code, said in outcome.err) == (2, True)
+
+
+def test_a_part_of_a_cards_memory_is_left_to_its_runtime(command, monkeypatch):
+    monkeypatch.setattr(dry_run, "card", lambda: ("a card", 1.0))
+    monkeypatch.setattr(memory, "estimate", lambda shapes: {"peak": 0.95})
+    assert "It does NOT fit a card (1.0 GB)" in command("plan", *RUN, "hydra.run.dir=plan").out
 
 
 def test_an_option_may_stand_after_overrides(command):

@@ -38,6 +38,8 @@ def test_training_all_weights_and_little_data_ask_for_less():
     usual = rate_range(config(), 5000)[1]
     assert rate_range(config("model.lora_rank=0"), 5000)[1] == pytest.approx(usual / 10)
     assert rate_range(config(), 100)[1] == pytest.approx(usual / 3)
+    few = rate_range(config("training.micro_batch_size=1"), 100)
+    assert few[0] == few[1] == pytest.approx(usual / 9), "what is asked for less of all is not called low"
     assert "100 examples" in warnings(config("optimizer.learning_rate=3e-5"), 100)[0]
 
 
@@ -45,6 +47,8 @@ def test_a_warning_names_the_key_the_danger_and_the_remedy():
     (line,) = warnings(config("optimizer.learning_rate=1e-2"))
     for part in ("optimizer.learning_rate=0.01", "may diverge", "set optimizer.learning_rate=3e-05"):
         assert part in line
+    (line,) = warnings(config("optimizer.learning_rate=8e-6"))
+    assert "may learn very slowly; set optimizer.learning_rate=1e-05" in line
 
 
 @pytest.mark.parametrize(("model", "middle"), [("tiny", 3e-6), ("270m", 1e-5), ("1b", 3e-6), ("4b", 1e-6)])

@@ -54,6 +54,7 @@ def test_options_go_before_the_launcher():
         (BY_HAND[:4], "go together"),
         (["--process", "0"], "go together"),
         ([*BY_HAND[:5], "2"], "from 0 to 1"),
+        ([*BY_HAND[:3], "1", *BY_HAND[4:]], "from 0 to 0"),
         (["--coordinator", "host0", *BY_HAND[2:]], "host:port"),
         (["--coordinator", "host0:99999", *BY_HAND[2:]], "host:port"),
         ([*BY_HAND[:3], "two", *BY_HAND[4:]], "invalid int value: 'two'"),

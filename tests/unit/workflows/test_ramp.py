@@ -53,10 +53,11 @@ def test_the_length_of_the_ramp_hardly_matters():
 
 
 def test_a_longer_run_can_go_slower_and_there_is_an_end_to_it():
-    found = [ramp.read(*made_up(), 40, updates).suggested for updates in (5, 20, 80, 1000, 5000)]
-    assert found == sorted(found, reverse=True)
-    assert found[0] > found[2]
-    assert found[3] == found[4]
+    readings = [ramp.read(*made_up(), 40, updates) for updates in (5, 20, 80, 1000, 5000)]
+    for found in ([reading.suggested for reading in readings], [reading.range[1] for reading in readings]):
+        assert found == sorted(found, reverse=True)
+        assert found[0] > found[2]
+        assert found[3] == found[4]
 
 
 def test_noise_is_not_taken_for_a_gain():
