@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf
 
 from agent_tunix.config.load import (
@@ -11,6 +11,7 @@ from agent_tunix.config.load import (
     did_you_mean,
     hydra_arguments,
     keys,
+    missing_option,
     read_config,
     unreadable,
     validate,
@@ -166,6 +167,23 @@ def test_an_unknown_key_of_an_unknown_group_is_one_fault(faults):
 def test_did_you_mean(word, hint):
     """A user's own file may begin with an underscore."""
     assert did_you_mean(word, ["train", "evaluate", "_mine"]) == hint
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        (
+            "hydra/launcher/submitit_slurm",
+            "hydra/launcher=submitit_slurm needs an extra: pip install 'agent-tunix[submitit]'",
+        ),
+        (
+            "optimizer/adamx",
+            "optimizer=adamx: there is no such option; did you mean adamw?\nThe options of optimizer are: adamw",
+        ),
+    ],
+)
+def test_an_option_that_is_not_there_is_answered_with_those_that_are_or_with_its_extra(file, said):
+    assert missing_option(MissingConfigException("", file, ["adamw"])) == said
 
 
 def test_an_override_that_cannot_be_parsed_is_named():

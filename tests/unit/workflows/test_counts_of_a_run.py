@@ -1,0 +1,52 @@
+"""How many updates a run makes, and at which rates, before it makes any."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agent_tunix.config.load import validate
+from agent_tunix.config.schema import Config
+from agent_tunix.errors import UserError
+from agent_tunix.workflows.plan import Plan, make_plan
+
+
+@pytest.fixture
+def planned(config):
+    """The demo's plan, 16 prompts a batch, with some `section__key` set."""
+
+    def plan(examples: int = 4096, **values) -> Plan:
+        tree = json.loads(json.dumps(config))
+        for name, value in values.items():
+            section, key = name.split("__")
+            tree[section][key] = value
+        return make_plan(validate(tree, Config), examples)
+
+    return plan
+
+
+def test_updates_are_batches_times_iterations_and_a_worked_answer_is_learnt_once(planned):
+    several = {"training__num_epochs": 2, "grpo__num_iterations": 3}
+    assert (planned(**several).total_batches, planned(**several).total_steps) == (80, 240)
+    assert planned(**several, training__method="supervised").total_steps == 80
+
+
+def test_an_epoch_has_no_more_batches_than_the_data(planned):
+    assert [planned(examples).batches_per_epoch for examples in (16, 31, 32, 4096)] == [1, 1, 2, 40]
+    assert planned(4096, training__num_batches=None).batches_per_epoch == 256
+
+
+def test_steps_that_are_given_win_over_ratio_and_length(planned):
+    plan = planned(scheduler__total_steps=20)
+    assert (plan.warmup_steps, plan.total_steps) == (2, 40)
+    assert plan.schedule(20) == plan.schedule(40) == 1e-7
+    plan = planned(scheduler__warmup_steps=8)
+    assert (plan.schedule(4), plan.schedule(8)) == (pytest.approx(5e-6), 1e-5)
+
+
+def test_more_cycles_than_updates_are_refused(planned):
+    cycles = {"scheduler__scheduler_name": "cosine_restarts", "scheduler__num_cycles": 37}
+    with pytest.raises(UserError, match=r"scheduler\.num_cycles=37: after warm-up there are only 36 updates"):
+        planned(**cycles)
+    assert planned(**cycles | {"scheduler__num_cycles": 36}).schedule(40) == 1e-7
