@@ -42,13 +42,16 @@ def test_the_suggestion_lies_where_a_full_sweep_finds_the_good_rates(command, tm
 
 def test_a_ramp_without_a_signal_says_so_and_what_to_try(command, tmp_path):
     low = ["lr_find.lr_low=1e-12", "lr_find.lr_high=1e-10", "lr_find.num_steps=18", "grpo.beta=0", "grpo.num_iterations=2"]
+    low += ["training.on_divergence=rollback"]
     outcome = command("lr-find", "model=gemma3_tiny", "training.micro_batch_size=2", *low, *SMALL)
     assert outcome.code == 0, outcome.err
     found = json.loads((tmp_path / "out" / "lr_find.json").read_text())
     assert found["suggested"] is None
     assert found["range"] is None
     assert len(found["rates"]) == 9, "one of each batch"
-    assert OmegaConf.load(tmp_path / "out" / "config.yaml").grpo.beta == lr_find.LEAST_BETA, "so that KL is measured"
+    own = OmegaConf.load(tmp_path / "out" / "config.yaml")
+    assert own.grpo.beta == lr_find.LEAST_BETA, "so that KL is measured"
+    assert own.training.on_divergence == "stop", "a ramp is to end there"
     assert found["conclusion"].startswith("No rate from 1.3e-12 to 1.0e-10 moved the reward")
     advice = json.loads((tmp_path / "out" / "summary.json").read_text())["advice"]
     assert advice[0].endswith("lr_find.lr_high=1e-08")

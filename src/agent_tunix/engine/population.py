@@ -235,7 +235,7 @@ Conversation = Generator[Request, Any, Result]
 
 
 def beside(run: Conversation[Result], action: Callable[[], None]) -> Conversation[Result]:
-    """The same, with an action when the device has been given its first request, or could not be."""
+    """A run, and an action when the device has been given the run's first request, or could not be."""
     request = next(run)
     try:
         answer = yield request

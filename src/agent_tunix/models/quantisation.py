@@ -92,5 +92,5 @@ def dequantise(matrix: Matrix, dtype: jnp.dtype) -> jax.Array:
 
 @partial(jax.jit, static_argnames="base_dtype")
 def quantise_stack(matrices: jax.Array, base_dtype: BaseDtype) -> Quantised:
-    """The same of matrices [L, in, out], one after the other, so that no more than one is held in float32."""
+    """Quantises matrices [L, in, out] one after the other, so that no more than one is held in float32."""
     return jax.lax.map(partial(quantise, base_dtype=base_dtype), matrices)

@@ -69,7 +69,7 @@ def _number(value: object) -> float | None:
 
 
 def shortened(found: Sequence[Column], most: int) -> list[Column]:
-    """The same with texts of at most so many characters, so that a page stays small."""
+    """Columns with texts of at most so many characters, so that a page stays small."""
 
     def cut(text: str) -> str:
         return text if len(text) <= most else f"{text[:most]} ... ({len(text) - most} more characters)"
