@@ -84,7 +84,7 @@ class Shelf:
 
 def start_device() -> None:
     """Starts it, and keeps compiled programs in the user's cache folder, so that only the first run of a kind compiles."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "agent-tunix" / "compiled"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agent-tunix" / "compiled"
     jax.config.update("jax_compilation_cache_dir", str(cache))
     # Small ones too: a start has dozens, each a tenth of a second to compile on a GPU and a hundredth to read.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import pytest
+
+from agent_tunix.engine import device
+from agent_tunix.workflows import setup
+
+
+@pytest.mark.parametrize("given", [None, "", "elsewhere"])
+def test_programs_are_kept_in_the_users_cache_folder(monkeypatch, given):
+    """A variable that is empty counts as one that is not set."""
+    kept = {}
+    monkeypatch.setattr(jax.config, "update", kept.__setitem__)
+    monkeypatch.setattr(device, "wake", lambda: None)
+    monkeypatch.setattr(Path, "home", lambda: Path("home"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if given is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", given)
+    setup.start_device()
+    assert kept["jax_compilation_cache_dir"] == str(Path(given or "home/.cache") / "agent-tunix" / "compiled")
