@@ -5,6 +5,8 @@ Half of the demo's batches are enough to tell.
 
 from __future__ import annotations
 
+import json
+
 from agent_tunix.engine.metrics import read_records
 
 LONG_RUNS = True
@@ -22,6 +24,8 @@ def test_the_demo_learns(command, tmp_path):
     assert 0.2 <= before["accuracy"] <= 0.4
     assert after["accuracy"] >= 0.8
     assert after["sampled_accuracy"] >= before["sampled_accuracy"] + 0.2
+    summary = json.loads((tmp_path / "quick_test" / "summary.json").read_text())
+    assert [summary[f"{which}_eval"] for which in ("first", "best", "final")] == [before, after, after]
 
 
 def test_the_control_does_not(command, tmp_path):

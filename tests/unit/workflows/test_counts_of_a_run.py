@@ -1,4 +1,4 @@
-"""How many updates a run makes, and at which rates, before it makes any."""
+"""How many updates a run makes, at which rates, and when it is evaluated and saved."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from agent_tunix.config.load import validate
 from agent_tunix.config.schema import Config
 from agent_tunix.errors import UserError
+from agent_tunix.workflows import train
 from agent_tunix.workflows.plan import Plan, make_plan
 
 
@@ -43,6 +44,14 @@ def test_steps_that_are_given_win_over_ratio_and_length(planned):
     assert plan.schedule(20) == plan.schedule(40) == 1e-7
     plan = planned(scheduler__warmup_steps=8)
     assert (plan.schedule(4), plan.schedule(8)) == (pytest.approx(5e-6), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("interval", "iterations", "steps"), [(5, 1, [5, 10]), (4, 2, [4, 8]), (5, 2, [6, 10]), (1, 3, [3, 6, 9]), (None, 1, [])]
+)
+def test_an_interval_is_due_at_the_end_of_the_batch_that_reaches_or_passes_it(interval, iterations, steps):
+    ends = range(iterations, 11, iterations)
+    assert [step for step in ends if train._due(interval, step, iterations)] == steps
 
 
 def test_more_cycles_than_updates_are_refused(planned):

@@ -13,11 +13,11 @@ from made_up_runs import FLAT_REWARD, changed, run_of
 from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.tasks.rewards import NO_NUMBER
-from agent_tunix.workflows.diagnosis import grpo, optimizer
+from agent_tunix.workflows.diagnosis import grpo
 from agent_tunix.workflows.diagnosis.examination import EXPLAINS, diagnose, early_warnings, examine
 from agent_tunix.workflows.diagnosis.finding import Severity
 from agent_tunix.workflows.diagnosis.records import RunRecords, difference, trend
-from agent_tunix.workflows.diagnosis.signs import fall_below_start, reversals
+from agent_tunix.workflows.diagnosis.signs import reversals
 
 ILL = {
     "diverging": {"loss": lambda step: None if step > 20 else 0.0, "accuracies": (0.4, 0.4), **FLAT_REWARD},
@@ -91,42 +91,6 @@ def test_a_warm_up_that_is_advised_is_the_one_that_counts(config):
     assert "scheduler.warmup_steps=1" not in given.remedy
     wsd = changed(config, scheduler__scheduler_name="wsd", scheduler__decay_ratio=0.9)
     assert "scheduler.decay_ratio=0.8" in diagnose(run_of(wsd, **swings))[0].remedy
-
-
-@pytest.mark.parametrize(
-    ("brake", "released"),
-    [
-        ({"grpo__beta": 1.0}, {"grpo.beta": 0.08}),
-        ({"optimizer__eps": 1e-3}, {"optimizer.eps": 1e-8}),
-        ({"optimizer__weight_decay": 0.5}, {"optimizer.weight_decay": 0.01}),
-        ({"optimizer__max_grad_norm": 1e-4}, {"optimizer.max_grad_norm": 0.1}),
-        ({}, {}),
-    ],
-)
-def test_what_holds_a_policy_where_it_is_is_let_go_before_the_rate_is_raised(config, brake, released):
-    run = RunRecords(changed(config, **brake))
-    assert optimizer.brakes(run) == released
-    expected = [f"{key}={value}" for key, value in (released or {"optimizer.learning_rate": 1e-4}).items()]
-    assert optimizer.faster(run).split()[2:] == expected
-
-
-def test_a_policy_that_nothing_holds_is_known_by_its_fall_where_kl_is_not_measured(config):
-    made = run_of(config, accuracies=(0.4, 0.1), kl=0.0, **FLAT_REWARD)
-    loose = dataclasses.replace(made, config=changed(config, grpo__beta=0.0))
-    assert "grpo.beta=0.08" in grpo.kl_runaway(loose).remedy
-    assert grpo.kl_runaway(made) is None
-
-
-@pytest.mark.parametrize(("cut", "limit"), [(0.6, 32), (1.0, 64)])
-def test_completions_get_twice_the_room_or_four_times_where_nearly_all_are_cut(config, cut, limit):
-    run = RunRecords(config, [{"step": step, "completion/truncated": cut} for step in range(1, 9)])
-    assert grpo.truncated(run).remedy.endswith(f"generation.max_generation_steps={limit}")
-
-
-@pytest.mark.parametrize(("end", "falls"), [(0.45, False), (0.39, True)])
-def test_a_fall_is_one_from_ten_points_on_however_sure_it_is(end, falls):
-    evals = [{"step": step, "n": 10_000, "accuracy": share} for step, share in ((0, 0.5), (9, end))]
-    assert (fall_below_start(RunRecords({}, evals=evals)) is not None) is falls
 
 
 def test_only_data_with_worked_answers_is_to_be_learnt_from_them(config):
