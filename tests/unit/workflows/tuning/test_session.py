@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent_tunix.workflows.diagnosis.records import Accuracy
+from agent_tunix.workflows.tuning.halving import Price
+from agent_tunix.workflows.tuning.session import Session
+
+
+def trial(begun: bool, measured: bool = False) -> Any:
+    folder = SimpleNamespace(exists=lambda: begun)
+    accuracy = Accuracy(20, 0.5, 200) if measured else None
+    return SimpleNamespace(accuracy=lambda step: accuracy, job=SimpleNamespace(folder=folder))
+
+
+@pytest.mark.parametrize(
+    ("trials", "seconds"),
+    [([trial(begun=True)], 13), ([trial(begun=False)], 23), ([trial(True, measured=True)], 0), ([trial(True)] * 2, 26)],
+)
+def test_a_rung_takes_what_is_left_of_the_way_to_it(trials, seconds):
+    """From the rung before, or from the start; what has been there takes nothing."""
+    search: Any = SimpleNamespace(places=[10, 20, 40], price=Price(update=1.0, rung=3.0))
+    assert Session._need(search, trials, 20) == seconds
