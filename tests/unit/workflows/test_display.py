@@ -1,15 +1,17 @@
-"""What a person reads at the end of a run, and the commands that are to be copied from there."""
+"""What a person reads of a run while it trains and at its end, and the commands that are to be copied from there."""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from agent_tunix import cli
-from agent_tunix.workflows.display import print_summary, shell_command
+from agent_tunix.workflows.display import Bars, print_summary, shell_command
 
 
 def test_text_of_the_user_is_shown_as_it_is(tmp_path, capsys):
@@ -18,6 +20,21 @@ def test_text_of_the_user_is_shown_as_it_is(tmp_path, capsys):
     print_summary(cli.console, Path("runs/[a]:100:"), summary, [texts], [texts])
     shown = capsys.readouterr().out
     assert all(text in shown for text in (*texts.values(), "runs/[a]:100:"))
+
+
+def test_where_there_is_no_terminal_a_run_is_told_in_a_dozen_lines():
+    console = Console(file=io.StringIO(), width=200)
+    record = {"reward/mean": 0.5, "lr": 1e-5, "kl": 0.25, "tokens_per_second": 1234.0}
+    with Bars(console) as bars:
+        display = bars.display("training", 36)
+        display.evaluation({"step": 0, "accuracy": 0.375, "n": 8})
+        display.guard("rolled back 1x")
+        for step in range(1, 37):
+            display.step({"step": step, **record})
+    first, *lines = console.file.getvalue().splitlines()
+    assert first == "step 0: held-out accuracy 37.5% (8 problems)"
+    assert [line.split()[1] for line in lines] == [f"{step}/36" for step in range(3, 37, 3)]
+    assert lines[0] == "step  3/36  reward 0.50  held-out 37.5%  lr 1.0e-05  kl 0.250  1,234 tok/s  [rolled back 1x]"
 
 
 def test_the_close_of_a_run_sets_its_start_beside_its_end(capsys):

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from made_up_runs import FLAT_REWARD, changed, run_of
 
-from agent_tunix.workflows.diagnosis import grpo, optimizer
+from agent_tunix.workflows.diagnosis import grpo, optimizer, remedies
 from agent_tunix.workflows.diagnosis.examination import diagnose, early_warnings
 from agent_tunix.workflows.diagnosis.records import RunRecords
 from agent_tunix.workflows.diagnosis.signs import fall_below_start, learnt
@@ -74,6 +74,15 @@ def test_what_holds_a_policy_where_it_is_is_let_go_before_the_rate_is_raised(con
     assert optimizer.brakes(run) == released
     expected = [f"{key}={value}" for key, value in (released or {"optimizer.learning_rate": 1e-4}).items()]
     assert optimizer.faster(run).split()[2:] == expected
+
+
+@pytest.mark.parametrize(
+    ("rate", "lower", "higher"), [(1e-5, 1e-6, 1e-4), (1e-2, 1e-4, 0.1), (1e-9, 1e-10, 1e-7), (0.5, 1e-4, 1.0)]
+)
+def test_a_rate_that_is_absurd_is_brought_to_what_the_reference_calls_typical(config, rate, lower, higher):
+    run = RunRecords(changed(config, optimizer__learning_rate=rate))
+    assert remedies.lower_rate(run) == {"optimizer.learning_rate": lower}
+    assert remedies.raised_rate(run) == {"optimizer.learning_rate": higher}
 
 
 def test_a_policy_that_nothing_holds_is_known_by_its_fall_where_kl_is_not_measured(config):
