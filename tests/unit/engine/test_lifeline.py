@@ -92,3 +92,17 @@ def test_processes_that_have_done_their_work_may_go(company):
     for connections in company.calls.values():
         connections[0].close()
     assert all(codes.empty() for codes in company.codes.values())
+
+
+def test_no_one_goes_before_all_have_done_their_work(company, monkeypatch):
+    monkeypatch.setattr(lifeline, "SILENCE", 30.0)  # the third is given time, on a busy machine too
+    lines = [company.line(index) for index in range(3)]
+    first, second, last = (threading.Thread(target=line.part) for line in lines)
+    first.start()
+    second.start()
+    first.join(0.3)
+    assert first.is_alive(), "one is still at work"
+    last.start()
+    for thread in (first, second, last):
+        thread.join(10)
+        assert not thread.is_alive()

@@ -104,6 +104,11 @@ def test_scaling_beside_parameters_counts_and_a_factor_of_no_scaling_does_not(tm
         assert read_architecture(write(tmp_path, config)).rope_global_factor == factor
 
 
+def test_a_setting_that_is_off_may_also_be_null(tmp_path):
+    off = {"attention_bias": None, "use_bidirectional_attention": None, "final_logit_softcapping": None}
+    assert read_architecture(write(tmp_path, {**PUBLISHED["1b"], **off})) == described("1b")
+
+
 def test_fewer_layers_than_the_pattern_are_all_local(tmp_path):
     config = {**PUBLISHED["1b"], "num_hidden_layers": 2, "layer_types": ["sliding_attention"] * 2}
     assert not read_architecture(write(tmp_path, config)).is_global().any()

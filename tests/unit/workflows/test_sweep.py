@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hydra import compose, initialize_config_dir
 
@@ -31,3 +33,9 @@ def test_what_is_measured_was_begun_before_all_else_that_is_foreseen(run, monkey
     assert begun[:2] == list(dict.fromkeys(ran))
     assert len(begun) > 2
     assert said[0].startswith("3 jobs run as one program: a decode step of 3 jobs at once takes ")
+
+
+def test_a_job_is_called_by_what_tells_it_from_the_others():
+    given = (("a.rate=1", "seed=7"), ("a.rate=2", "seed=7"), ("seed=7",))
+    jobs = [sweep.Job(None, Path(str(number)), overrides) for number, overrides in enumerate(given)]
+    assert [job.label for job in sweep._labelled(jobs)] == ["rate=1", "rate=2", "2"]

@@ -63,6 +63,16 @@ def test_a_configuration_that_is_being_written_is_waited_for(serve, tmp_path):
     assert "cannot be read yet" in json.loads(text)["verdict"]["text"]
 
 
+@pytest.mark.parametrize("place", ["run", "sweep/0", "tune/1-coarse-rate/0"])
+def test_whatever_a_report_is_made_of_is_seen_to_change(write_run, tmp_path, place):
+    folder, top = write_run(tmp_path / place), tmp_path / place.partition("/")[0]
+    for name in ("config.yaml", "metrics.jsonl", "evals.jsonl", "samples.jsonl", "summary.json", "lr_find.json"):
+        before = watch._footprint(top)
+        with open(folder / name, "a") as file:
+            file.write("\n")
+        assert watch._footprint(top) != before, name
+
+
 def test_a_job_that_joins_a_sweep_is_seen(serve, write_run, tmp_path):
     write_run(tmp_path / "0")
     ask = serve(tmp_path)

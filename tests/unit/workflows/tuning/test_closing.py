@@ -4,10 +4,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
+from agent_tunix.config.load import validate
+from agent_tunix.config.schema import Config
 from agent_tunix.workflows.diagnosis.records import Accuracy
-from agent_tunix.workflows.tuning.closing import at_the_edge, gained
-from agent_tunix.workflows.tuning.stages import RATE
+from agent_tunix.workflows.tuning.closing import at_the_edge, best_yaml, gained
+from agent_tunix.workflows.tuning.stages import RATE, possible
 
 COARSE = [1e-6, 1e-5]
 
@@ -39,6 +42,14 @@ def test_a_best_coarse_rate_beyond_which_a_fine_one_was_tried_is_not():
 )
 def test_what_one_seed_gained_and_the_other_did_not_may_be_noise(ends, more):
     assert gained([Accuracy(0, 0.4, 200)] * 2, [Accuracy(40, end, 200) for end in ends]) is more
+
+
+def test_a_rate_below_lr_min_is_written_with_one_that_it_goes_with(config):
+    base = validate(config, Config)
+    s: Any = SimpleNamespace(base=base, record={"verdict": "So it is."})
+    for rate, schedule in ((1e-8, {"lr_min": 1e-9}), (1e-5, None)):
+        written = OmegaConf.create(best_yaml(s, possible(base, {RATE: rate})))
+        assert (written.optimizer.learning_rate, written.get("scheduler")) == (rate, schedule)
 
 
 def test_a_start_that_is_not_known_takes_no_gain_away():
