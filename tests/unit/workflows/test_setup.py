@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from agent_tunix.engine import device
+from agent_tunix.engine import device, executables
 from agent_tunix.errors import UserError
 from agent_tunix.workflows import setup
 
@@ -16,6 +16,7 @@ def test_programs_are_kept_in_the_users_cache_folder(monkeypatch, given):
     kept = {}
     monkeypatch.setattr(jax.config, "update", kept.__setitem__)
     monkeypatch.setattr(device, "wake", lambda: None)
+    monkeypatch.setattr(executables, "make_room", lambda cache: None)
     monkeypatch.setattr(Path, "home", lambda: Path("home"))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     if given is not None:
