@@ -140,3 +140,9 @@ def test_the_answer_given_most_often_is_the_majoritys():
     assert record["pass@1"] == record["accuracy"] == pytest.approx(4 / 12)
     assert record["pass@2"] == pytest.approx((5 / 6 + 1 / 2 + 1 / 2) / 3)
     assert record["pass@4"] == 1
+
+
+def test_an_answer_written_in_several_ways_is_one_answer():
+    given = ("7", "7", "18", "$18.00", "18 apples")
+    record = grade([Example("q", "18", (1,))], [[f"<reasoning>so</reasoning><answer>{one}</answer>" for one in given]])
+    assert record["majority_accuracy"] == 1

@@ -103,11 +103,12 @@ def _leniently_right(completion: str, truth: str) -> bool:
 
 
 def _majority_right(completions: Sequence[str], truth: str) -> bool:
-    """Whether the answer given most often (the earliest among equals) is right."""
+    """Whether the answer given most often (the earliest among equals) is right; 18 and 18.00 are one answer."""
     votes = Counter(text for text in map(answers.tagged_answer, completions) if text is not None)
     if not votes:
         return False
-    return answers.same_answer(votes.most_common(1)[0][0], truth)
+    winner = max(votes, key=lambda text: sum(votes[other] for other in votes if answers.same_answer(other, text)))
+    return answers.same_answer(winner, truth)
 
 
 def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence[str] = ()) -> Record:
