@@ -23,6 +23,7 @@ from agent_tunix.errors import UserError
 Point = tuple[int, float]  # a step and what was measured there
 NUMBERS = (int, float)
 Z95 = 1.96  # standard errors on each side of a 95 % interval
+TOLD_APART = 2.0  # standard errors at which one accuracy is told from another
 PER_BATCH = ("reward/", "groups/", "completion/", "mismatch/")  # repeated in the record of each update from a batch
 
 

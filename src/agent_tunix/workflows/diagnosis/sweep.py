@@ -10,7 +10,7 @@ from typing import Any
 from agent_tunix.tasks import arithmetic
 from agent_tunix.workflows.diagnosis.examination import Report, examine
 from agent_tunix.workflows.diagnosis.finding import Finding, Severity
-from agent_tunix.workflows.diagnosis.records import Accuracy, RunRecords, difference
+from agent_tunix.workflows.diagnosis.records import TOLD_APART, Accuracy, RunRecords, difference
 from agent_tunix.workflows.diagnosis.remedies import join, leaves, less, possible, rounded, value_text
 
 RATE = "optimizer.learning_rate"
@@ -59,7 +59,7 @@ def examine_sweep(runs: Mapping[str, RunRecords]) -> SweepReport:
     ]
     ends = {name: end for name, run in runs.items() if (end := end_of(run))}
     best = max(ends, key=lambda name: ends[name].share, default=None)
-    tied = [name for name in ends if best and name != best and difference(ends[name], ends[best]).z < 2]
+    tied = [name for name in ends if best and name != best and difference(ends[name], ends[best]).z < TOLD_APART]
     leader = runs[best] if best else next(iter(runs.values()))
     return SweepReport(jobs, best, tied, _over_all(jobs, best, tied, leader, ends[best].n if best else 0))
 

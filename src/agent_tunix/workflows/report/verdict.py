@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from agent_tunix.workflows.diagnosis.examination import Report
 from agent_tunix.workflows.diagnosis.finding import Severity
-from agent_tunix.workflows.diagnosis.records import Accuracy, RunRecords, difference, finite, trend
+from agent_tunix.workflows.diagnosis.records import TOLD_APART, Accuracy, RunRecords, difference, finite, trend
 
-SURE = 2.0  # standard errors at which a change is told from noise, as in the doctor's comparison of candidates
 NAMED = 4  # candidates in one sentence
 ENDED = ("completed", "diverged", "rolled back")  # of a candidate: what it came to is all that it will come to
 GOING = ("unfinished", "running", "waiting")
@@ -79,7 +78,7 @@ def change(first: Accuracy, last: Accuracy) -> str:
     """From one accuracy to another, and whether noise alone could do that."""
     moved = difference(first, last)
     ends = f"from {percent(first.share)} to {with_interval(last)}"
-    if abs(moved.z) < SURE:
+    if abs(moved.z) < TOLD_APART:
         return f"went {ends}, which may be noise,"
     return f"{'rose' if moved.gain > 0 else 'fell'} {ends}"
 
@@ -108,7 +107,7 @@ def sweep_verdict(all_: Sequence[Standing], best: Standing | None, tied: Sequenc
     if not tied and len(all_) > 1:
         others = " Every other candidate is worse by more than noise." if not left else ""
     start = f"; before training it was {percent(best.first.share)}" if best.first else ""
-    gained = best.first is None or difference(best.first, best.end).z >= SURE
+    gained = best.first is None or difference(best.first, best.end).z >= TOLD_APART
     none = "" if gained else " That is no gain beyond noise."
     mood = "going" if under_way else "good" if gained and not left else "unsure"
     return Verdict(

@@ -13,10 +13,9 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from agent_tunix.workflows.diagnosis.records import Z95, Accuracy, difference
+from agent_tunix.workflows.diagnosis.records import TOLD_APART, Z95, Accuracy, difference
 from agent_tunix.workflows.tuning.halving import LEAST_KEPT
 
-TOLD_APART = 2.0  # standard errors
 T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # two-sided 95 %, by degrees of freedom from 1
 
 
