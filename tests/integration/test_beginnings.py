@@ -51,8 +51,13 @@ def test_demonstrations_teach_and_grpo_goes_on_from_them(command, tmp_path, warm
     assert outcome.code == 0, outcome.err
     assert evals(tmp_path, "next")[0]["accuracy"] == after["accuracy"]
     assert read_records(tmp_path / "next" / "metrics.jsonl")[0]["kl"] == pytest.approx(0, abs=1e-6)
-    assert command("evaluate", "run=next", "step=0", "evaluation.num_examples=64", "inference_config=greedy").code == 0
+    greedy = ["evaluation.num_examples=64", "inference_config=greedy"]
+    assert command("evaluate", "run=next", "step=0", *greedy).code == 0
     assert read_records(tmp_path / "next" / "evals.jsonl")[-1]["accuracy"] > before["accuracy"] + 0.3
+    outcome = command("evaluate", *FEW, f"training.init_from={warm}", *greedy, "hydra.run.dir=begun")
+    assert outcome.code == 0, outcome.err
+    assert f"base model tiny, with training.init_from={warm}: 64 problems" in outcome.out
+    assert read_records(tmp_path / "begun" / "evals.jsonl")[-1] == read_records(tmp_path / "next" / "evals.jsonl")[-1]
 
 
 def test_adapters_of_another_shape_are_refused(command, warm):

@@ -112,7 +112,7 @@ def _majority_right(completions: Sequence[str], truth: str) -> bool:
 
 
 def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence[str] = ()) -> Record:
-    """`evaluate.py`: a run's checkpoint, or the base model, on the test split."""
+    """`evaluate.py`: a run's checkpoint, or what a run of this configuration would begin with, on the test split."""
     _check_asked(cfg, overrides)
     setup.start_device()
     trained = cfg if cfg.run is None else setup.saved_config(cfg.run, "run")
@@ -155,15 +155,14 @@ def _check_asked(cfg: EvaluateConfig, overrides: Sequence[str]) -> None:
 
 
 def _trainable(cfg: EvaluateConfig, trained: Config, model: setup.Model) -> tuple[Trainable | None, int]:
-    if cfg.run is None:
-        return None, 0
-    if cfg.step == 0:
+    if cfg.run is None or cfg.step == 0:
         return setup.earlier_adapters(trained, model), 0
     return setup.load_trained(cfg.run, trained, model, cfg.step)
 
 
 def _title(record: Record, cfg: EvaluateConfig, trained: Config) -> str:
-    what = f"{cfg.run}, step {record['step']}" if cfg.run else f"base model {trained.model.model_size}"
+    begun = f", with training.init_from={cfg.training.init_from}" if cfg.training.init_from else ""
+    what = f"{cfg.run}, step {record['step']}" if cfg.run else f"base model {trained.model.model_size}{begun}"
     return f"{what}: {record['n']} problems, {cfg.num_passes} pass(es), temperature {cfg.inference_config.temperature:g}"
 
 
