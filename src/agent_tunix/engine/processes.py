@@ -25,7 +25,7 @@ from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
-from jax._src import distributed  # the address and the key-value store of its service have no public name
+from jax._src import clusters, distributed  # where its service is, and its key-value store, have no public name
 from jax.experimental import multihost_utils
 
 from agent_tunix.config.launch import Launch
@@ -63,10 +63,10 @@ def _join(launch: Launch) -> lifeline.Lifeline:
     waiting.start()
     interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)  # JAX waits where Python does not hear Ctrl-C
     try:
-        if launch.coordinator and launch.process == 0:
-            _serve(int(launch.coordinator.rpartition(":")[2])).close()  # JAX dies of a port that it cannot have
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is missing is said below
+            if (port := _port_of_first(launch)) is not None:
+                _serve(port).close()  # JAX dies of one that it cannot have
             jax.distributed.initialize(
                 *(launch.coordinator, launch.processes, launch.process),
                 cluster_detection_method="deactivate" if launch.coordinator else None,
@@ -75,12 +75,21 @@ def _join(launch: Launch) -> lifeline.Lifeline:
             )
         state = distributed.global_state
         peers = _connect(state.process_id, state.num_processes, str(state.coordinator_address), state.client)
-    except (ValueError, RuntimeError, OSError) as fault:
+    except Exception as fault:  # what a launcher has set may be wrong in many ways
         raise UserError(_not_found(launch, fault)) from fault
     finally:
         signal.signal(signal.SIGINT, interrupt)
     waiting.cancel()
     return lifeline.Lifeline(state.process_id, state.num_processes, peers)
+
+
+def _port_of_first(launch: Launch) -> int | None:
+    """The port at which this process is to serve JAX, if it is process 0: by its options, or as JAX will find it."""
+    address, index = launch.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS"), launch.process
+    if not launch.coordinator:
+        found = clusters.ClusterEnv.auto_detect_unset_distributed_params(address, None, None, (), None, JOIN_SECONDS)
+        address, _, index, _ = found
+    return int(address.rpartition(":")[2]) if address and index == 0 else None
 
 
 def _connect(index: int, count: int, coordinator: str, store: Any) -> dict[int, socket.socket]:

@@ -53,13 +53,27 @@ def test_nothing_is_started_for_one_process():
     assert not jax.distributed.is_initialized()
 
 
-def test_a_port_that_another_program_has_is_the_users_to_change(monkeypatch):
+@pytest.mark.parametrize("launcher", ["--coordinator", "Slurm"])
+def test_a_port_that_another_program_has_is_the_users_to_change(monkeypatch, launcher):
     """JAX would end process 0 by signal 11. While it waits for the others, Ctrl-C ends it, and means what it did after."""
     before, serve, heard = signal.getsignal(signal.SIGINT), processes._serve, []
     monkeypatch.setattr(processes, "_serve", lambda *a: heard.append(signal.getsignal(signal.SIGINT)) or serve(*a))
     monkeypatch.setattr(processes, "_give_up", lambda launch: None)  # it would end the tests
     with socket.create_server(("localhost", 0)) as taken:
-        launch = Launch("--coordinator", f"localhost:{taken.getsockname()[1]}", 2, 0)
+        port = taken.getsockname()[1]
+        step = {"JOB_ID": "7", "STEP_NODELIST": "localhost", "NTASKS": "2", "PROCID": "0", "LOCALID": "0"}
+        for name, value in step.items():
+            monkeypatch.setenv(f"SLURM_{name}", value)
+        monkeypatch.setenv("JAX_COORDINATOR_PORT", str(port))
+        launch = Launch("Slurm") if launcher == "Slurm" else Launch(launcher, f"localhost:{port}", 2, 0)
         with pytest.raises(UserError, match=r"in use.*\n.*its port must be free"), processes.joined(launch):
             pass
     assert (heard, signal.getsignal(signal.SIGINT)) == ([signal.SIG_DFL], before)
+
+
+def test_a_variable_that_a_launcher_has_left_out_is_named(monkeypatch):
+    monkeypatch.setattr(processes, "_give_up", lambda launch: None)
+    monkeypatch.setenv("OMPI_MCA_orte_hnp_uri", "4096.0;tcp://127.0.0.1:1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=r"Open MPI names.*OMPI_COMM_WORLD_RANK"), processes.joined(Launch("Open MPI")):
+        pass
