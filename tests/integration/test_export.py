@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config, ExportConfig
+from agent_tunix.engine.metrics import claimed
 from agent_tunix.engine.population import alone
 from agent_tunix.models import gemma3
 from agent_tunix.models.huggingface import read_architecture
@@ -89,8 +90,16 @@ def test_merged_completes_as_trained(command, trained, tmp_path):
 
 
 def test_peft_folder_has_names_and_shapes_of_peft(command, trained):
+    """Beside what an export that was killed has left, which goes with it."""
+    (left := trained.parent / ".adapter.half").mkdir()
+    (left / "model.safetensors").write_bytes(b"half")
+    with claimed(left):
+        assert "is being written by another process" in command("export", "run=run", "step=1", "output=adapter").err
+    assert list(left.iterdir())
     assert command("export", "run=run", "step=1", "output=adapter").code == 0
     folder = trained.parent / "adapter"
+    assert not left.exists()
+    assert sorted(file.name for file in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     config = json.loads((folder / "adapter_config.json").read_text())
     model = validate(read_config(trained / "config.yaml"), Config).model
     assert (config["r"], config["lora_alpha"], config["peft_type"]) == (16, model.lora_alpha, "LORA")

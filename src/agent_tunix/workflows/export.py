@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from agent_tunix.config.schema import Config, ExportConfig
+from agent_tunix.engine.metrics import claimed
 from agent_tunix.errors import UserError
 from agent_tunix.models import huggingface
 from agent_tunix.models.lora import Adapters, Trainable, huggingface_name
@@ -62,18 +62,20 @@ def run(cfg: ExportConfig, console: Console) -> Path:
 @contextlib.contextmanager
 def _appearing_whole(output: Path) -> Iterator[Path]:
     """A folder to write to, renamed to `output` when all is written, and removed when something fails."""
-    temporary = output.parent / f".{output.name}.{os.getpid()}"
+    temporary = output.parent / f".{output.name}.half"
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        with contextlib.suppress(OSError):  # of a disk that knows no modes
-            for file in temporary.iterdir():  # safetensors writes what no one else can read
-                file.chmod(temporary.stat().st_mode & 0o666)
-        temporary.rename(output)
+        temporary.mkdir(parents=True, exist_ok=True)
+        with claimed(temporary), contextlib.ExitStack() as ending:
+            ending.callback(shutil.rmtree, temporary, ignore_errors=True)
+            for file in temporary.iterdir():  # of an export that was killed
+                file.unlink()
+            yield temporary
+            with contextlib.suppress(OSError):  # of a disk that knows no modes
+                for file in temporary.iterdir():  # safetensors writes what no one else can read
+                    file.chmod(temporary.stat().st_mode & 0o666)
+            temporary.rename(output)
     except (OSError, SafetensorError) as fault:  # which is how safetensors says that a disk is full
         raise UserError(f"{output} could not be written: {fault}") from fault
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _write_peft(folder: Path, trained: Config, trainable: Trainable) -> None:
