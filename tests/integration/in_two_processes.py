@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from safetensors.numpy import load_file, save_file
 
 from agent_tunix.config.launch import Launch
 from agent_tunix.engine import processes
@@ -21,7 +23,10 @@ from agent_tunix.engine.batch import score
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.guard import Progress
 from agent_tunix.errors import DivergenceError, UserError
+from agent_tunix.models.huggingface import read_architecture
 from agent_tunix.models.mesh import lay, lay_rows, mesh_of_sizes
+from agent_tunix.models.sources import find_checkpoint
+from agent_tunix.models.weights import load_weights
 from agent_tunix.tasks.datasets import Example
 from agent_tunix.types import TrainState
 
@@ -114,6 +119,19 @@ def checkpoint(index: int) -> None:
     assert (int(found.step), progress.position) == (3, 5)
     np.testing.assert_array_equal(processes.whole(found.trainable["a"]), VALUES)
     np.testing.assert_array_equal(processes.whole(found.optimizer["a"]), VALUES + 1)
+
+
+def weights(index: int) -> None:
+    """Of a checkpoint that is another on one machine, each would lay down its part."""
+    tiny, own = find_checkpoint("package:tiny"), Path(f"weights of process {index}")
+    values = load_file(tiny / "model.safetensors")
+    values["model.layers.3.mlp.up_proj.weight"] += index
+    own.mkdir()
+    save_file(values, own / "model.safetensors")
+    common = (read_architecture(tiny), jnp.float32, mesh_of_sizes((4, 1)))
+    load_weights(tiny, *common)
+    with pytest.raises(UserError, match="differ in the weights"):
+        load_weights(own, *common)
 
 
 def disk(index: int) -> None:

@@ -93,7 +93,7 @@ def script_in_two(folder: Path, what: str) -> list[tuple[int, str, str]]:
 
 
 def test_rows_rewards_decisions_and_checkpoints_are_shared_and_what_no_one_foresaw_ends_all(tmp_path):
-    tests = ["agreement", "rows", "scoring", "checkpoint", "disk"]
+    tests = ["agreement", "rows", "scoring", "checkpoint", "weights", "disk"]
     (first, out, err), (second, other, silent) = script_in_two(tmp_path, ",".join([*tests, "fault"]))
     assert [line for line in out.splitlines() if line in tests] == tests, err
     assert [line for line in other.splitlines() if line in tests] == tests, silent

@@ -27,6 +27,7 @@ from agent_tunix.errors import UserError
 from agent_tunix.models import huggingface
 from agent_tunix.models.gemma3 import Architecture, Layers, Weights
 from agent_tunix.models.gguf import GgufFile
+from agent_tunix.models.inspection import Inspection
 from agent_tunix.models.kaggle import OrbaxFolder, is_orbax
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, huggingface_name, module_shape
 from agent_tunix.models.mesh import abstract, lay, make_in_place, mesh_of_sizes, spec
@@ -84,17 +85,16 @@ def open_weights(
     _check(checkpoint, tensors.shapes, expected)
 
     def read() -> Weights:
+        inspection = Inspection(checkpoint)
         with _progress(f"loading {checkpoint.name}", len(expected)) as advance:
 
             def tensor(name: str, _: tuple[int, ...]) -> np.ndarray:
                 advance()
-                return tensors.read(name, np.dtype(dtype))
+                return inspection.seen(tensors.read(name, np.dtype(dtype)))
 
-            def check(name: str, finite: jax.Array) -> None:
-                if not finite:
-                    raise UserError(f"{checkpoint} is damaged: {name} has NaN or infinity among its numbers. Get it anew.")
-
-            return _assemble(arch, dtype, tensor, mesh, base_dtype, check)
+            weights = _assemble(arch, dtype, tensor, mesh, base_dtype, inspection.check)
+        inspection.agree()
+        return weights
 
     return read
 
