@@ -249,12 +249,16 @@ def beside(run: Conversation[Result], action: Callable[[], None]) -> Conversatio
 
 
 def alone(run: Conversation[Result]) -> Result:
-    """Answers one run's requests until it ends."""
+    """Answers one run's requests until it ends; a fault of the device is raised in it, so that it closes what it holds."""
     try:
         request = next(run)
         while True:
-            (answer,) = request.answer([request])  # type: ignore[list-item]
-            request = run.send(answer)
+            try:
+                (answer,) = request.answer([request])  # type: ignore[list-item]
+            except BaseException as fault:
+                request = run.throw(fault)
+            else:
+                request = run.send(answer)
     except StopIteration as end:
         return end.value
 

@@ -95,20 +95,37 @@ def test_what_is_done_beside_a_run_is_done_by_all_before_any_waits_for_the_devic
     assert log == ["saves 1", "saves 2", [1, 2], "evaluates 2", "evaluates 8"]
 
 
+class Broken(Square):
+    @staticmethod
+    def answer(requests):
+        raise MemoryError
+
+
 def test_what_is_done_beside_a_run_is_done_where_the_device_fails_too():
     done: list = []
-
-    class Broken(Square):
-        @staticmethod
-        def answer(requests):
-            raise MemoryError
 
     def evaluating():
         yield Broken(1, [])
 
-    with pytest.raises(MemoryError):
-        together([beside(evaluating(), lambda: done.append("saved"))])
-    assert done == ["saved"]
+    for answered in (alone, lambda run: together([run])):
+        with pytest.raises(MemoryError):
+            answered(beside(evaluating(), lambda: done.append("saved")))
+    assert done == ["saved", "saved"]
+
+
+def test_a_run_alone_hears_of_what_has_ended_it():
+    heard = []
+
+    def careful():
+        try:
+            yield Broken(1, [])
+        except MemoryError as fault:
+            heard.append(fault)
+            raise
+
+    with pytest.raises(MemoryError) as raised:
+        alone(careful())
+    assert heard == [raised.value]
 
 
 def test_any_other_error_ends_all_and_lets_each_close():
