@@ -15,7 +15,7 @@ from rich.console import Console
 
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config
-from agent_tunix.engine.metrics import read_records
+from agent_tunix.engine.metrics import claimed, read_records
 from agent_tunix.workflows import dry_run, memory, setup, sweep, train
 
 LONG_RUNS = True
@@ -97,8 +97,13 @@ def test_a_sweep_started_again_in_its_folder_runs_what_is_missing(command, tmp_p
     untouched, wanted = (first / "summary.json").stat().st_mtime_ns, numbers(second / "metrics.jsonl")
     (second / "summary.json").unlink()  # as a kill after the checkpoint of step 2 leaves it
     shutil.rmtree(second / "checkpoints" / "4")
+    (first / "report.html").unlink()  # as a kill after its summary leaves it
+    with claimed(tmp_path / "sweep"):
+        assert "is being written by another process" in command(*sweep_of_two).err
+    assert [job["status"] for job in index(tmp_path / "sweep")["jobs"]] == ["completed", "completed"], "left as it was"
     outcome = command(*sweep_of_two)
     assert outcome.code == 0, outcome.err
+    assert (first / "report.html").exists()
     assert (first / "summary.json").stat().st_mtime_ns == untouched
     assert numbers(second / "metrics.jsonl") == wanted
     assert [job["status"] for job in index(tmp_path / "sweep")["jobs"]] == ["completed", "completed"]

@@ -25,7 +25,7 @@ from rich.console import Console
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine.guard import Interruption
-from agent_tunix.engine.metrics import Record
+from agent_tunix.engine.metrics import Record, claimed
 from agent_tunix.engine.population import Foresight, Probe, alone, together
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.workflows import memory, setup
@@ -34,6 +34,7 @@ from agent_tunix.workflows.display import Bars
 from agent_tunix.workflows.dry_run import USABLE, card, shapes
 from agent_tunix.workflows.examples import Notice
 from agent_tunix.workflows.gather import Run, foreseen
+from agent_tunix.workflows.report.page import report_on
 from agent_tunix.workflows.sweep_folder import results, write_index
 from agent_tunix.workflows.train import Outcome, prepare, training
 
@@ -67,9 +68,11 @@ class Job:
 def run(jobs: Sequence[Job], folder: Path, console: Console, fuse: Fuse = "auto") -> list[Record]:
     """Runs the jobs that are not finished yet; returns the results of all, in their order, and writes sweep.json."""
     setup.refuse_others(folder, "sweep.json")
-    setup.start_device()
-    with Interruption() as interruption:
-        found = train_all(jobs, folder, console, setup.Shelf(), interruption, fuse)
+    folder.mkdir(parents=True, exist_ok=True)
+    with claimed(folder):
+        setup.start_device()
+        with Interruption() as interruption:
+            found = train_all(jobs, folder, console, setup.Shelf(), interruption, fuse)
     if interruption.requested:
         again = shlex.quote(f"hydra.sweep.dir={value_text(str(folder))}")
         console.print(f"Interrupted. The same command with {again} goes on from here.", soft_wrap=True, markup=False)
@@ -87,7 +90,11 @@ def train_all(
     folder.mkdir(parents=True, exist_ok=True)
     modes = set[str]()
     overrides = {job.folder.name: job.overrides for job in jobs}
-    grouped = groups(job for job in _labelled(jobs) if _unfinished(job))
+    unfinished = {job.folder: _unfinished(job) for job in jobs}
+    grouped = groups(job for job in _labelled(jobs) if unfinished[job.folder])
+    for job in jobs:
+        if not unfinished[job.folder] and _lacks_report(job.folder):
+            report_on(job.folder, console.print)
     try:
         with Bars(console, several=True) as bars:
             # All at first: what the user must mend in any of them comes before one is trained.
@@ -220,6 +227,12 @@ def _probe(r: Run, *, outline: bool = False) -> Probe:
         return Probe(r.model.shapes, setup.state_shapes(r.cfg, r.model).trainable, tokens_B1, r.model.arch)
     trainable = setup.new_trainable(r.cfg, r.model)  # before weights are read: of many programs, its own is soon compiled
     return Probe(r.model.weights, trainable, tokens_B1, r.model.arch)
+
+
+def _lacks_report(folder: Path) -> bool:
+    """Whether a kill came between the summary of a job and its page."""
+    page, summary = folder / "report.html", folder / "summary.json"
+    return not page.exists() or page.stat().st_mtime_ns < summary.stat().st_mtime_ns
 
 
 def _unfinished(job: Job) -> bool:
