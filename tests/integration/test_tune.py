@@ -23,18 +23,20 @@ from agent_tunix.workflows.tuning.session import Session
 LONG_RUNS = True
 RUN = [
     *("model=gemma3_tiny", "training.num_batches=4", "training.micro_batch_size=2"),
-    *("data.num_examples=64", "evaluation.num_examples=8", "evaluation.sampled=false"),
+    *("data.num_examples=64", "evaluation.num_examples=8", "evaluation.sampled=false", "training.save_interval_steps=3"),
     *("optimizer.max_grad_norm=0.2", "optimizer.learning_rate=1e-3", "scheduler=linear"),
     *("tune.rates=2", "tune.warmup_ratios=[]", "tune.weight_decays=[]", "tune.seeds=2", "tune.finalists=1"),
 ]
 STAGES = ["1-coarse-rate", "2-fine-rate", "3-warm-up", "4-weight-decay", "5-finalists"]
 KILL = """
-import os, signal
+import os, signal, time
 from agent_tunix.engine.metrics import RunFolder
 write = RunFolder.metrics
 def until_the_second_stage(self, record):
     write(self, record)
-    if "2-fine-rate" in str(self.path) and record["step"] == 2:
+    if "2-fine-rate" in str(self.path) and record["step"] == 4:
+        while not (self.path / "checkpoints" / "3").exists():
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 RunFolder.metrics = until_the_second_stage
 """
@@ -47,6 +49,12 @@ def record(folder: Path) -> dict:
 def updates(folder: Path) -> dict[str, int]:
     """The updates that the runs of a search have made, by folder."""
     return {str(path.parent.relative_to(folder)): len(read_records(path)) for path in sorted(folder.rglob("metrics.jsonl"))}
+
+
+def evaluated(folder: Path) -> dict[str, list[int]]:
+    """The updates after which the runs of a search were evaluated."""
+    found = {path.parent: read_records(path) for path in folder.rglob("evals.jsonl")}
+    return {str(run.relative_to(folder)): [record["step"] for record in records] for run, records in found.items()}
 
 
 def composed(conf: Path, *overrides: str) -> dict:
@@ -83,6 +91,7 @@ def test_a_search_ends_with_settings_that_can_be_used_and_survives_a_kill(comman
     timeless = [{k: v for k, v in r.items() if k != "seconds"} for r in (record(tmp_path / "killed"), straight)]
     assert timeless[0] == timeless[1]
     assert updates(tmp_path / "killed") == made
+    assert evaluated(tmp_path / "killed") == evaluated(tmp_path / "straight"), "at the rungs alone"
 
     usable(command, tmp_path, straight)
     refused(command, tmp_path)

@@ -25,7 +25,7 @@ from rich.console import Console
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine.guard import Interruption
-from agent_tunix.engine.metrics import Record, claimed
+from agent_tunix.engine.metrics import Record, claimed, read_records
 from agent_tunix.engine.population import Foresight, Probe, alone, together
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.workflows import memory, setup
@@ -232,7 +232,7 @@ def _probe(r: Run, *, outline: bool = False) -> Probe:
 def _lacks_report(folder: Path) -> bool:
     """Whether a kill came between the summary of a job and its page."""
     page, summary = folder / "report.html", folder / "summary.json"
-    return not page.exists() or page.stat().st_mtime_ns < summary.stat().st_mtime_ns
+    return summary.exists() and (not page.exists() or page.stat().st_mtime_ns < summary.stat().st_mtime_ns)
 
 
 def _unfinished(job: Job) -> bool:
@@ -242,4 +242,12 @@ def _unfinished(job: Job) -> bool:
     if validate(read_config(job.folder / "config.yaml"), Config) != job.cfg:
         raise UserError(f"{job.folder} holds another run; choose another folder, as in hydra.sweep.dir=multirun/new.")
     found = results(job.folder)
-    return found["status"] not in FINISHED and not (found["status"] == "paused" and job.rests(found["steps"]))
+    rested = found["status"] == "paused" and job.rests(found["steps"])
+    return found["status"] not in FINISHED and not rested and not _passed(job)
+
+
+def _passed(job: Job) -> bool:
+    """Whether a job has rested where it is to, and was killed further on: it can go on from there or from later."""
+    evaluated = [record["step"] for record in read_records(job.folder / "evals.jsonl")]
+    saved = [int(path.name) for path in (job.folder / "checkpoints").glob("*") if path.name.isdecimal()]
+    return job.stop_after in evaluated and any(map(job.rests, saved))

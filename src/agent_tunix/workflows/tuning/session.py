@@ -121,7 +121,8 @@ class Session:
         if read_index(folder)["mode"] == "one after another":  # measured once, it need not be again
             self.fuse = "never"
         if self.interruption.requested or any(
-            result["status"] not in ("completed", "paused", "diverged") for result in found
+            result["status"] not in ("completed", "paused", "diverged") and trial.accuracy(until) is None
+            for trial, result in zip(trials, found, strict=True)
         ):
             raise EndedError("interrupted", "Interrupted.")
 
