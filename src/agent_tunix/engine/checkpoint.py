@@ -15,8 +15,10 @@ import logging
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -26,6 +28,20 @@ from agent_tunix.errors import UserError, mistake_of
 from agent_tunix.types import TrainState
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # what orbax logs as an error it raises as well
+
+
+@contextlib.contextmanager
+def _quiet_readers() -> Iterator[None]:
+    """Orbax stops at the first array that it cannot read; the readers of the others, which end later, are not heard."""
+    hook = sys.unraisablehook
+
+    def unless_late(found: Any) -> None:
+        if "Event loop is closed" not in str(found.exc_value):
+            hook(found)
+
+    sys.unraisablehook = unless_late
+    yield
+    sys.unraisablehook = hook
 
 
 class Checkpoints:
@@ -52,6 +68,10 @@ class Checkpoints:
 
     def restore(self, like: TrainState, step: int | None = None) -> tuple[TrainState, Progress]:
         """The state at a step (default: the last) in the structure of `like`, and the progress saved with it."""
+        with _quiet_readers():
+            return self._restore(like, step)
+
+    def _restore(self, like: TrainState, step: int | None) -> tuple[TrainState, Progress]:
         self.settle()
         steps = self.steps()
         if not steps:
@@ -86,8 +106,11 @@ class Checkpoints:
     def _unreadable(self, step: int, fault: Exception) -> UserError:
         with contextlib.suppress(Exception):  # what was being read is given up, and says nothing of its own
             self._manager.close()
-        why, folder = str(fault).splitlines()[0] if str(fault) else repr(fault), self._manager.directory / str(step)
-        if isinstance(fault, ValueError) and not isinstance(fault, json.JSONDecodeError) and "DATA_LOSS" not in why:
+        folder = self._manager.directory / str(step)
+        why = str(fault).splitlines()[0].partition(" [tensorstore_spec")[0] if str(fault) else repr(fault)
+        told = isinstance(fault, json.JSONDecodeError) or re.match("[A-Z_]+: ", why) is not None  # as tensorstore has it
+        of_files = told or not (folder / "state" / "_METADATA").exists()
+        if isinstance(fault, ValueError) and not of_files:
             return UserError(
                 f"The checkpoint of step {step} does not fit this configuration ({why}).\n"
                 "Model, adapters and optimizer must be those the run was started with."

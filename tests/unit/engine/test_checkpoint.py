@@ -155,16 +155,21 @@ def test_other_shapes_are_refused_before_an_array_is_read(checkpoints, monkeypat
         checkpoints.restore(state_at(0, rank=3))
 
 
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # orbax leaves its other reads unawaited
-@pytest.mark.parametrize("damaged", ["state/ocdbt.process_0/d/*", "state/_METADATA", "progress/metadata"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_serves(checkpoints, tmp_path, damaged):
+@pytest.mark.parametrize("damaged", ["state/ocdbt.process_0/d/*", "state/d/*", "state/_METADATA", "progress/metadata"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_serves(checkpoints, tmp_path, damaged, monkeypatch):
+    cries: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: cries.append(str(found.exc_value)))
     for step in (4, 5):
         checkpoints.save(state_at(step, rank=64), Progress(step))
     checkpoints.settle()
     for path in (tmp_path / "checkpoints" / "5").glob(damaged):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
-    with pytest.raises(UserError, match=r"step 5 cannot be read.*\nRemove .*5 to go on"):
+    with pytest.raises(UserError, match=r"step 5 cannot be read.*\nRemove .*5 to go on") as raised:
         checkpoints.restore(state_at(0, rank=64))
+    assert "tensorstore_spec" not in str(raised.value)
+    assert "Event loop is closed" not in cries
     shutil.rmtree(tmp_path / "checkpoints" / "5")
     again = Checkpoints(tmp_path / "checkpoints")
     assert again.restore(state_at(0, rank=64))[1] == Progress(4)
