@@ -41,7 +41,7 @@ def _quiet_readers() -> Iterator[None]:
 
     sys.unraisablehook = unless_late
     yield
-    sys.unraisablehook = hook
+    sys.unraisablehook = hook  # after a fault it stays as it is: the others are not through yet
 
 
 class Checkpoints:
