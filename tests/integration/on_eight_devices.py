@@ -172,6 +172,7 @@ def test_things_really_are_cut(alone):
     assert len(prefill) == 2, "gate and up are, to read prompts; to read one more token weights stay where they are"
 
 
+@pytest.mark.parity
 def test_a_quantised_base_is_cut_too():
     """Loaded on the mesh; its blocks lie as their matrix would, and the numbers are those of one device."""
     folder = find_checkpoint("package:tiny")
@@ -192,6 +193,7 @@ def test_a_quantised_base_is_cut_too():
     assert 4 * held(weights.layers.up_proj) == sum(leaf.nbytes for leaf in jax.tree.leaves(weights.layers.up_proj))
 
 
+@pytest.mark.parity
 def test_all_weights_with_one_key_head_and_a_vocabulary_that_is_not_divided():
     def updated(sizes: tuple[int, int], micro_batches: int):
         weights, state = begin(SINGLE_KEY_HEAD, sizes, whole=True)

@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
-def test_on_eight_host_devices(tmp_path):
+
+@pytest.mark.parametrize("which", ["not parity", pytest.param("parity", marks=pytest.mark.parity)])
+def test_on_eight_host_devices(tmp_path, which):
     tests = Path(__file__).with_name("on_eight_devices.py")
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     command = [
@@ -17,6 +20,8 @@ def test_on_eight_host_devices(tmp_path):
         "pytest",
         str(tests),
         "-n0",
+        "-m",
+        which,
         "-p",
         "no:cacheprovider",
         f"--basetemp={tmp_path / 'runs'}",

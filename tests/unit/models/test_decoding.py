@@ -123,6 +123,7 @@ def test_a_policy_reads_alone_what_it_reads_among_others(token_by_token, members
     np.testing.assert_allclose(together()[own], alone, atol=1e-5)
 
 
+@pytest.mark.parity
 def test_policies_of_an_odd_number_share_no_tile_and_read_the_same(
     token_by_token, members, everyones, completions, together
 ):
