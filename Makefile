@@ -19,8 +19,9 @@ lint: $(VENV)/installed-test
 types: $(VENV)/installed-test
 	$(BIN)/mypy
 
+# Three processes for two cores, as tests that start others wait for them.
 unit: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Fresh goldens by torch, transformers and TRL, our numbers against them, and the live tests that need those libraries.
 # For torch without CUDA: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make parity
