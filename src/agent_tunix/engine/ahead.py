@@ -7,6 +7,7 @@ a GPU or TPU has cores to spare for that. Where the device is the processor itse
 from __future__ import annotations
 
 import concurrent.futures
+import sys
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any, NamedTuple
 import jax
 
 from agent_tunix.engine import executables
+
+HANDOVER = 0.0005  # seconds for which a thread may keep Python to itself, a tenth of what is usual
 
 _under_way: dict[Hashable, concurrent.futures.Future] = {}
 _ready: dict[Hashable, jax.stages.Compiled] = {}
@@ -57,6 +60,7 @@ def begin(program: Program, context: Callable[[], AbstractContextManager]) -> No
     """Has the program made ready by a thread of its own. Those that must be traced are, within a context, in their order."""
     if not serves() or (signature := program.signature()) in _under_way or signature in _ready:
         return
+    sys.setswitchinterval(HANDOVER)  # a run that reads weights meanwhile asks for Python hundreds of times
 
     def kept_or_traced() -> jax.stages.Compiled | jax.stages.Lowered:
         if found := kept.result():

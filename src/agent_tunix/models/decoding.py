@@ -94,7 +94,7 @@ def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) 
     sharing = 2 if few and _fills_blocks(weights, 2 * rank) else 1
     rows = -(-B // policies // tile) * tile
     products = _products(weights, adapters, policies // sharing, sharing, rank)
-    layers = _layers(weights, products, arch)
+    layers = _layers(weights, products)
     first_R = _filled(jnp.repeat(lengths_P, group), policies, rows)
     one = jax.jit(_layer, static_argnames=("seen", "tile", "interpret"))
     static = {"tile": tile * sharing, "interpret": interpret}
@@ -156,11 +156,11 @@ def _products(weights: Weights, adapters: Adapters | None, tenants: int, sharing
     return {name: _product(weights, pairs, modules, tenants, sharing, rank) for name, modules in PRODUCTS.items()}
 
 
-def _layers(weights: Weights, products: dict[str, Product], arch: Architecture) -> list[_Layer]:
+def _layers(weights: Weights, products: dict[str, Product]) -> list[_Layer]:
     w = weights.layers
     names = ("input_norm", "q_norm", "k_norm", "post_attention_norm", "pre_feedforward_norm", "post_feedforward_norm")
-    stacked = _Layer(products, {name: getattr(w, name) for name in names})
-    return [jax.tree.map(lambda x, layer=layer: x[layer], stacked) for layer in range(arch.num_layers)]
+    stacked, tree = jax.tree.flatten(_Layer(products, {name: getattr(w, name) for name in names}))
+    return [jax.tree.unflatten(tree, layer) for layer in zip(*map(jnp.unstack, stacked), strict=True)]
 
 
 def _product(weights: Weights, pairs, modules, tenants: int, sharing: int, rank: int) -> Product:

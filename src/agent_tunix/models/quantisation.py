@@ -58,7 +58,8 @@ def quantise(matrix: jax.Array, base_dtype: BaseDtype) -> Quantised:
             f"model.base_dtype={base_dtype}: {inputs} inputs of a matrix make no whole blocks of {BLOCK}; set it to null."
         )
     blocks = matrix.astype(jnp.float32).reshape(*stack, inputs // BLOCK, BLOCK, outputs)
-    largest = jnp.abs(blocks).max(axis=-2, keepdims=True)
+    whole = jnp.isfinite(blocks).all(axis=-2, keepdims=True)  # a CPU's maximum may pass over what is no number
+    largest = jnp.where(whole, jnp.abs(blocks).max(axis=-2, keepdims=True), jnp.nan)
     scales = (largest / LARGEST_INT8 if base_dtype == "int8" else largest).astype(jnp.bfloat16)
     shares = blocks / jnp.where(scales == 0, 1, scales).astype(jnp.float32)
     return Quantised(_int8_codes(shares) if base_dtype == "int8" else _nf4_codes(shares), scales)

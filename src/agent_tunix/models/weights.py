@@ -27,7 +27,7 @@ from agent_tunix.errors import UserError
 from agent_tunix.models import huggingface
 from agent_tunix.models.gemma3 import Architecture, Layers, Weights
 from agent_tunix.models.gguf import GgufFile
-from agent_tunix.models.inspection import Inspection
+from agent_tunix.models.inspection import Inspection, finite
 from agent_tunix.models.kaggle import OrbaxFolder, is_orbax
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, huggingface_name, module_shape
 from agent_tunix.models.mesh import abstract, lay, make_in_place, mesh_of_sizes, spec
@@ -92,8 +92,9 @@ def open_weights(
                 advance()
                 return inspection.seen(tensors.read(name, np.dtype(dtype)))
 
-            weights = _assemble(arch, dtype, tensor, mesh, base_dtype, inspection.check)
+            weights = _assemble(arch, dtype, tensor, mesh, base_dtype)
         inspection.agree()
+        inspection.refuse(_not_finite(weights))
         return weights
 
     return read
@@ -154,18 +155,22 @@ def _progress(title: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 @partial(jax.jit, donate_argnums=0, static_argnames="base_dtype")
-def _write(stack: Matrix, layer: int, tensor: jax.Array, base_dtype: BaseDtype | None) -> tuple[Matrix, jax.Array]:
-    """Puts one layer's tensor, stored [out, in], into the stack, in place; and whether its numbers are finite."""
+def _write(stack: Matrix, layer: int, tensor: jax.Array, base_dtype: BaseDtype | None) -> Matrix:
+    """Puts one layer's tensor, stored [out, in], into the stack, in place."""
 
     def put(whole: jax.Array, part: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_index_in_dim(whole, part.astype(whole.dtype), layer, axis=0)
 
-    return jax.tree.map(put, stack, quantise(tensor.T, base_dtype) if base_dtype else tensor.T), _finite(tensor)
+    return jax.tree.map(put, stack, quantise(tensor.T, base_dtype) if base_dtype else tensor.T)
 
 
-@jax.jit
-def _finite(tensor: jax.Array) -> jax.Array:
-    return jnp.isfinite(tensor).all()
+def _not_finite(weights: Weights) -> list[str]:
+    """The names of tensors that have other than finite numbers."""
+    good = jax.device_get(finite(weights))
+    by_name = {EMBEDDING: good.embed_VD, FINAL_NORM: good.final_norm_D}
+    for field in STACKED:
+        by_name |= {tensor_name(field, layer): yes for layer, yes in enumerate(getattr(good.layers, field))}
+    return [name for name, yes in by_name.items() if not yes]
 
 
 def weight_shapes(arch: Architecture, dtype: jnp.dtype, mesh: Mesh, base_dtype: BaseDtype | None = None) -> Weights:
@@ -191,17 +196,14 @@ def _assemble(
     tensor: Callable[[str, tuple[int, ...]], np.ndarray | jax.Array],
     mesh: Mesh,
     base_dtype: BaseDtype | None,
-    check: Callable[[str, jax.Array], None] = lambda name, finite: None,
 ) -> Weights:
-    """Weights of one tensor after another; `check` is told of each whether its numbers are finite."""
+    """Weights of one tensor after another."""
     shapes = weight_shapes(arch, dtype, mesh, base_dtype)
     empty = make_in_place(lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes.layers), arch, mesh)
 
     def placed(field: str, name: str) -> jax.Array:
         like = getattr(shapes, field)
-        array = lay(tensor(name, like.shape).astype(dtype), like.sharding)
-        check(name, _finite(array))
-        return array
+        return lay(tensor(name, like.shape).astype(dtype), like.sharding)
 
     def stacked(field: str) -> Any:
         shape, held_as = (arch.num_layers, *_layer_shape(arch, field)), None if field in NORMS else base_dtype
@@ -209,11 +211,9 @@ def _assemble(
         part = NamedSharding(mesh, PartitionSpec(*reversed(cuts)))
         stack = getattr(empty, field)
         for layer in range(arch.num_layers):
-            name = tensor_name(field, layer)
-            one = lay(tensor(name, shape[:0:-1]), part)
+            one = lay(tensor(tensor_name(field, layer), shape[:0:-1]), part)
             # Waiting keeps tensors that are read faster than they are written from piling up.
-            stack, finite = jax.block_until_ready(_write(stack, layer, one, held_as))
-            check(name, finite)
+            stack = jax.block_until_ready(_write(stack, layer, one, held_as))
         return stack
 
     return Weights(

@@ -148,9 +148,9 @@ def test_missing_unknown_and_misshapen_tensors_are_named_together(tmp_path, gold
     assert "model.norm.weight has shape [31], the architecture asks for [32]" in str(fault.value)
 
 
-@pytest.mark.parametrize("base_dtype", [None, "int8"])
+@pytest.mark.parametrize("base_dtype", [None, "int8", "nf4"])
 def test_a_number_that_is_none_is_found_and_its_tensor_named(tmp_path, base_dtype):
-    """Quantised, it would be hidden by its block's scale."""
+    """Of a quantised matrix it shows in its block's scale alone."""
     tiny = find_checkpoint("package:tiny")
     for number, name in enumerate(
         ("model.layers.1.mlp.down_proj.weight", "model.layers.0.input_layernorm.weight", EMBEDDING)
