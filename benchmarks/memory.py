@@ -78,7 +78,8 @@ def main() -> None:
     h = Hyperparameters(1e-5, 0.01, 0.9, 0.999, 1e-8, 0.1, 0.08, 0.2, TEMPERATURE)
     state, _ = update(state, batch, weights, h, jnp.inf, arch=arch, micro_batches=slices)
     jax.block_until_ready(state)
-    held = {"base_dtype": base_dtype, "kernels": kernels.capability() == kernels.HOPPER}
+    hopper = kernels.capability() == kernels.HOPPER
+    held = {"base_dtype": base_dtype, "kernels": hopper, "limit": kernels.memory_limit()}
     planned = estimate(Shapes(arch, rank, modules if rank else (), 2, P, micro, G, 1, S, C, **held))["peak"]
     shape = f"{size} {P}x{G} {S}+{C} micro {micro} rank {rank} base {base_dtype}"
     found = f"rollout {after_rollout:.2f} GB, reference {after_reference:.2f}, step {peak_gb():.2f}"

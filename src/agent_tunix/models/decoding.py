@@ -5,7 +5,7 @@ GPU of the Hopper kind, where a step of that is mostly the launching of hundreds
 the same, with layers unrolled and with weights and adapters laid out for them once a rollout. Both read weights
 and adapters as the update does: what samples is what is trained, for one policy and for several over the same base. A
 quantised base is read by the first way: the kernels' layout of all its weights would be as large as the base that was not to
-be held.
+be held. So is one of which the device has no room for the layers twice.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from agent_tunix.models.quantisation import Quantised
 from agent_tunix.types import pytree
 
 LARGEST_RANK = 128
+ROOM = 0.85  # of a device's memory, for weights and their second layout; the rest is for all else that a rollout holds
 EVERYTHING = 2**30  # a window that nothing lies outside of
 PRODUCTS = {
     "qkv": ("q_proj", "k_proj", "v_proj"),
@@ -54,10 +55,18 @@ def _kernels_serve(weights: Weights, adapters: Adapters | None) -> bool:
         return False
     if isinstance(weights.layers.q_proj, Quantised):
         return False
+    held, layers = (sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(part)) for part in (weights, weights.layers))
+    if not layout_fits(held, layers, kernels.memory_limit()):
+        return False
     rank, head_dim = _filled_rank(adapters), weights.layers.q_norm.shape[-1]
     if head_dim < LEAST_TILE or head_dim != kernels.power_of_two(head_dim):
         return False
     return rank <= LARGEST_RANK and _fills_blocks(weights, rank)
+
+
+def layout_fits(weights: float, layers: float, limit: float) -> bool:
+    """Whether a device of so many bytes holds weights, and their layers once more."""
+    return weights + layers <= ROOM * limit
 
 
 def _fills_blocks(weights: Weights, columns: int) -> bool:

@@ -61,6 +61,11 @@ def capability() -> float:
     return float(number) if number.replace(".", "").isdigit() else 0.0
 
 
+def memory_limit() -> float:
+    """Bytes of the device that programs may take; infinity where it does not say."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
+
+
 def power_of_two(least: int) -> int:
     """The first from `least` on: a kernel holds only arrays whose sizes are powers of two."""
     return 1 << (least - 1).bit_length()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import math
 import os
 from pathlib import Path
 
@@ -99,6 +100,7 @@ def shapes(cfg: Config, width: int) -> memory.Shapes:
         tp=tp,
         base_dtype=cfg.model.base_dtype,
         kernels=fsdp * tp == 1 and cfg.model.dtype == "bfloat16" and kernels.capability() == kernels.HOPPER,
+        limit=kernels.memory_limit(),
     )
 
 
@@ -139,10 +141,10 @@ def _notes_on_base(s: memory.Shapes, limit_gb: float) -> list[str]:
 
 def card() -> tuple[str, float]:
     """The device found, and its memory in GB; a CPU's is the machine's."""
-    device = jax.local_devices()[0]
-    stats = device.memory_stats() or {}
-    limit = stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return device.device_kind, limit / memory.GIGABYTE
+    limit = kernels.memory_limit()
+    if math.isinf(limit):
+        limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return jax.local_devices()[0].device_kind, limit / memory.GIGABYTE
 
 
 def _parameters(cfg: Config, shapes: memory.Shapes) -> Record:

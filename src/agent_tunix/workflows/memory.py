@@ -19,6 +19,7 @@ import dataclasses
 import math
 
 from agent_tunix.algorithm.loss import LOGITS_BUDGET
+from agent_tunix.models.decoding import layout_fits
 from agent_tunix.models.gemma3 import Architecture
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, module_shape
 from agent_tunix.models.mesh import EVERYWHERE, fitting, share, spec
@@ -46,7 +47,8 @@ Named = dict[tuple[str, ...], tuple[int, ...]]
 class Shapes:
     """What memory depends on; lengths in tokens, `micro_batch` and `prompts` in prompts.
 
-    `kernels`: on one GPU of the Hopper kind attention writes no scores, and the sampler holds the layers once more.
+    `kernels`: on one GPU of the Hopper kind attention writes no scores, and the sampler holds the layers once more, if they
+    are not quantised and its `limit`, in bytes, has room for them.
     """
 
     arch: Architecture
@@ -63,6 +65,7 @@ class Shapes:
     tp: int = 1
     base_dtype: BaseDtype | None = None
     kernels: bool = False
+    limit: float = math.inf
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -157,7 +160,7 @@ def _sampling(s: Shapes, prompts: int, sequences: int) -> float:
     """The cache, logits, and a layer's weights as they are read, or all layers and adapters as the kernels read them."""
     logits = SAMPLER_LOGITS_COPIES * sequences * s.arch.vocab_size * s.vocabulary_share * FLOAT32
     weights = _layers(s) / s.arch.num_layers
-    if s.kernels and s.base_dtype is None:
+    if s.kernels and s.base_dtype is None and layout_fits(held_weights(s), _layers(s), s.limit):
         weights = SAMPLER_LAYERS * _layers(s) + SAMPLER_ADAPTERS * held_adapters(s) * FLOAT32
     return _cache(s, prompts, sequences) + logits + weights
 

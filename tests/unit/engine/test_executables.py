@@ -134,11 +134,18 @@ def test_another_setting_or_other_sources_are_another_executable(cache, monkeypa
     assert len(list(cache.glob("*.executable"))) == 3
 
 
-@pytest.mark.parametrize("package", [jax, jaxlib])
-def test_another_version_of_jax_or_of_its_compiler_is_another_origin(package, monkeypatch):
+CHANGES = {
+    "jax": lambda patch: patch.setattr(jax, "__version__", "0.0.1"),
+    "its compiler": lambda patch: patch.setattr(jaxlib, "__version__", "0.0.1"),
+    "a share of memory": lambda patch: patch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.3"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_another_version_or_setting_is_another_origin(change, monkeypatch):
     before = executables._origin()
     executables._origin.cache_clear()
-    monkeypatch.setattr(package, "__version__", "0.0.1")
+    change(monkeypatch)
     assert executables._origin() != before
     executables._origin.cache_clear()
 

@@ -154,6 +154,15 @@ def test_kernels_are_given_heads_that_they_can_hold(width, served, monkeypatch, 
     assert decoding._kernels_serve(weights, None) is served
 
 
+@pytest.mark.parametrize("missing", [0, 1])
+def test_kernels_read_layers_for_which_a_device_has_room_twice(missing, monkeypatch, arch):
+    weights = jax.eval_shape(lambda: init_weights(jax.random.key(0), arch, jnp.bfloat16))
+    held = sum(2 * x.size for part in (weights, weights.layers) for x in jax.tree.leaves(part))
+    monkeypatch.setattr(kernels, "capability", lambda: kernels.HOPPER)
+    monkeypatch.setattr(kernels, "memory_limit", lambda: (held - missing) / decoding.ROOM)
+    assert decoding._kernels_serve(weights, None) is not bool(missing)
+
+
 ODD_HEADS = ("model.architecture.num_heads=6", "model.architecture.num_kv_heads=2")
 
 

@@ -60,6 +60,13 @@ def test_the_estimate_is_near_what_the_device_reported():
         assert estimate(s)["peak"] == pytest.approx(peak, rel=0.075), s
 
 
+def test_a_device_that_has_no_room_for_the_layers_twice_is_not_given_them_twice():
+    """27B in bfloat16 takes 55 GB, and JAX gives programs 105 of an H200's 141."""
+    s = dataclasses.replace(shapes("27b", micro=1), kernels=True)
+    assert estimate(s)["peak"] > 105 > estimate(dataclasses.replace(s, limit=105e9))["peak"] > 55
+    assert estimate(dataclasses.replace(s, limit=130e9)) == estimate(s)
+
+
 def test_several_policies_share_all_but_their_rows_and_adapters():
     """Eight policies took 7.52 GB: benchmarks/2026-11-16-memory.md."""
     s = dataclasses.replace(shapes(), kernels=True)
