@@ -131,7 +131,8 @@ def _tune(folder: Path) -> Record:
     if status == "completed":
         mood, lead = ("good", "Tuned") if best else ("bad", "Nothing found")
         mood, lead = ("unsure", "Nothing gained") if best and tune.get("gained") is False else (mood, lead)
-    said = tune.get("verdict") or "No verdict yet: the stages below are as far as it has come."
+    alive = "The search is still at work, or was killed. " if status == "running" else ""
+    said = tune.get("verdict") or f"{alive}No verdict yet: the stages below are as far as it has come."
     tiles = [("status", status, ""), ("budget", str(tune.get("budget", "-")), ""), ("stages", str(len(sections)), "")]
     return {
         "verdict": Verdict(mood, lead, str(said)),

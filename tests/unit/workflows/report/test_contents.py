@@ -196,6 +196,14 @@ def test_a_tune_is_its_verdict_its_command_and_a_section_a_stage(sweep, tmp_path
     assert contents(tune)["best_yaml"] == "# mine\n"
 
 
+def test_a_search_without_an_end_may_be_at_work_or_dead(tmp_path):
+    for status, alive in (("running", True), ("interrupted", False)):
+        (tmp_path / "tune.json").write_text(json.dumps({"status": status, "stages": [], "verdict": ""}))
+        verdict = contents(tmp_path)["verdict"]
+        assert verdict["mood"] == "going"
+        assert ("or was killed" in verdict["text"]) is alive
+
+
 def test_a_tune_that_found_or_gained_nothing_is_not_praised(tmp_path):
     record = {"status": "completed", "stages": [], "best": {"k": 1e-5}, "verdict": "So it is."}
     for own, headline in (
