@@ -46,6 +46,8 @@ class JsonTokenizer:
             self._backend = Backend.from_file(str(path))
         except Exception as fault:  # the library raises nothing narrower
             raise UserError(f"{path} cannot be read ({fault}); download it again.") from fault
+        self._backend.no_padding()  # which the file of a model that was trained elsewhere may ask for
+        self._backend.no_truncation()
         self.pad_id, self.begin_id, self.unknown_id, *ends = (
             _required(self._backend.token_to_id(token), token, path) for token in (PAD, BEGIN, UNKNOWN, END, END_OF_TURN)
         )

@@ -7,6 +7,7 @@ import gguf
 import pytest
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2 as pb
+from tokenizers import Tokenizer as Backend
 
 from agent_tunix.errors import UserError
 from agent_tunix.models.sources import find_checkpoint
@@ -91,6 +92,16 @@ def test_many_texts_at_once_are_each_by_itself(tokenizer):
     for one in (tokenizer, load_tokenizer(find_checkpoint("package:tiny"))):
         assert one.encode_all(texts) == [one.encode(text) for text in texts]
         assert one.encode_all([]) == []
+
+
+def test_a_file_that_asks_for_padding_and_cutting_gives_whole_texts(tmp_path):
+    """As the trainers of other libraries save it."""
+    backend = Backend.from_file(str(find_checkpoint("package:tiny") / "tokenizer.json"))
+    backend.enable_padding()
+    backend.enable_truncation(4)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    texts = ["Ann has 12 pears.", "Ann"]
+    assert load_tokenizer(tmp_path).encode_all(texts) == load_tokenizer(find_checkpoint("package:tiny")).encode_all(texts)
 
 
 def test_nothing_is_put_in_front(tokenizer):
