@@ -73,7 +73,7 @@ def grpo_loss(inputs: LossInputs, epsilon: jax.typing.ArrayLike, beta: jax.typin
         kl=per_sequence(kl_BC),
         entropy=per_sequence(inputs.entropy_BC),
         clip_fraction=per_sequence(surrogate_BC < unclipped_BC),
-        mismatch_kl=per_sequence(k3(-log_ratio_BC)),
+        mismatch_kl=per_sequence(k3(log_ratio_BC)),  # from the sampler, whose samples they are
     )
     return loss, jax.lax.stop_gradient(stats)
 

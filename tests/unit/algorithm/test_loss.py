@@ -126,6 +126,14 @@ def test_mismatch_is_zero_for_the_sampled_policy_and_positive_beside_it(inputs):
     assert grpo_loss(inputs, EPSILON, BETA)[1].mismatch_kl > 0
 
 
+def test_mismatch_is_the_divergence_of_the_sampler_from_the_trainer(inputs):
+    """The sampler draws its two tokens as often as it should, three times and once; the trainer has them equally likely."""
+    drawn = jnp.log(jnp.array([0.75, 0.75, 0.75, 0.25, 1.0]))
+    shared = dataclasses.replace(inputs, old_logprobs_BC=inputs.logprobs_BC.at[0].set(drawn))
+    stats = grpo_loss(dataclasses.replace(shared, logprobs_BC=inputs.logprobs_BC.at[0].set(jnp.log(0.5))), EPSILON, BETA)[1]
+    np.testing.assert_allclose(stats.mismatch_kl, 0.75 * np.log(0.75 / 0.5) + 0.25 * np.log(0.25 / 0.5), rtol=1e-5)
+
+
 def test_k3_estimates_the_kl_divergence_without_bias():
     p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.2, 0.6])
     expected = (p * np.asarray(k3(jnp.log(q / p)))).sum()
