@@ -4,8 +4,8 @@ The strict answer is what stands between the answer tags of a well-formed comple
 anywhere, or what \boxed{} holds. Much of what reinforcement learning gains is format, so both are reported.
 
 Numbers may carry thousands separators, a currency, a unit, a percent sign or a full stop, and may be fractions, mixed
-numbers, LaTeX's \frac, or a sign such as ½. A percent sign is read as a unit: 50% is 50. Numbers are exact, as a float
-would take two products of twenty digits for one.
+numbers, LaTeX's \frac, a sign such as ½, or in the wide digits of East Asian texts. A percent sign is read as a unit:
+50% is 50. Numbers are exact, as a float would take two products of twenty digits for one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _FORMAT = re.compile(
 )
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
 _FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|([0-9]))\s*(?:\{([^{}]*)\}|([0-9]))")  # \frac12 is LaTeX too
+_WIDE = {code + 0xFEE0: code for code in range(ord("!"), ord("~") + 1)}  # East Asian texts have ASCII once more
 _VULGAR = re.compile("[¼-¾⅐-⅞]")
 _MIXED = re.compile(r"(?<=[0-9])(?=\\[dt]?frac|[¼-¾⅐-⅞])")
 _THIN = re.compile(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")  # a plain space may stand between two numbers
@@ -84,6 +85,7 @@ def near(found: Fraction | None, truth: Fraction | None) -> bool:
 
 def _plain(text: str) -> str:
     """LaTeX's and Unicode's ways to write a number, in ASCII; the content of the last box, where there is one."""
+    text = text.translate(_WIDE)
     boxes = _BOXED.findall(text)
     text = boxes[-1] if boxes else text
     text = _FRACTION.sub(r"\1\2/\3\4", _MIXED.sub(" ", text)).replace("\\$", "$").replace("\\%", "%").replace("−", "-")
