@@ -90,8 +90,10 @@ def _row(raw: Any, fmt: RowFormat) -> Row:
     if None in raw:  # what the csv module calls a field beyond those of the first line
         raise ValueError(f"more fields than the first line names; quote a text that has a comma ({raw[None]})")
     for field in (fmt.question_field, fmt.answer_field):
-        if raw.get(field) is None or not str(raw[field]).strip():
+        if field not in raw:
             raise ValueError(f"no field '{field}'; the row has {', '.join(map(str, raw)) or 'no fields'}")
+        if raw[field] is None or not str(raw[field]).strip():
+            raise ValueError(f"the field '{field}' is empty")
         if isinstance(raw[field], list | dict | bytes):
             raise ValueError(f"the field '{field}' holds no text or number but a {type(raw[field]).__name__}")
         if isinstance(raw[field], float) and not math.isfinite(raw[field]):

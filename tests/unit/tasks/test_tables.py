@@ -87,7 +87,7 @@ def test_parquet(tmp_path):
     parquet.write_table(pyarrow.table({"question": ["q1", "q2"], "answer": [1, None]}), tmp_path / "data.parquet")
     rows, bad = read_rows(str(tmp_path / "data.parquet"), None, "train", 1.0, LENIENT)
     assert rows == [Row("q1", "1")]
-    assert bad == ["line 2: no field 'answer'; the row has question, answer"]
+    assert bad == ["line 2: the field 'answer' is empty"]
 
 
 def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
@@ -150,8 +150,8 @@ BAD_ROWS = [
     ('{"question": "q"', "not JSON"),
     ("[1, 2]", "not a JSON object"),
     ('{"question": "q"}', "no field 'answer'; the row has question"),
-    ('{"question": "q", "answer": null}', "no field 'answer'"),
-    ('{"question": "  ", "answer": "a"}', "no field 'question'"),
+    ('{"question": "q", "answer": null}', "the field 'answer' is empty"),
+    ('{"question": "  ", "answer": "a"}', "the field 'question' is empty"),
     ("{}", "no fields"),
     (b'{"question": "\xff", "answer": "a"}', "utf-8"),
     (r'{"question": "half of \ud83d", "answer": "a"}', "not text"),
@@ -180,7 +180,7 @@ def test_a_malformed_row_stops_with_its_line_and_fault_or_is_counted(tmp_path, r
 
 def test_a_short_row_of_a_csv_file_is_named_by_its_line(tmp_path):
     (tmp_path / "data.csv").write_text("question,answer\nq,a\nq2\n")
-    with pytest.raises(UserError, match=r"data\.csv, line 3: no field 'answer'"):
+    with pytest.raises(UserError, match=r"data\.csv, line 3: the field 'answer' is empty"):
         read_rows(str(tmp_path / "data.csv"), None, "train", 1.0, PLAIN)
 
 
