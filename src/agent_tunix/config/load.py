@@ -70,7 +70,11 @@ def missing_option(mistake: MissingConfigException) -> str:
 def unreadable(mistake: Exception) -> str:
     """What to say of a mistake that Hydra found; of an override that is no key=value it may show a part alone."""
     given = str(getattr(mistake, "override", None) or "").removeprefix("++")
-    return str(mistake) if given in str(mistake) else f"{given}: {mistake}"
+    said = str(mistake).replace(f"++{given}", given)
+    key, equals, value = given.partition("=")
+    if equals and not value.startswith(("[", "{")) and not {"'", '"'} & set(value):
+        said += f"\nA text with marks such as ( takes quotes of its own: '{key}=\"{value}\"'"
+    return said if given in said else f"{given}: {said}"
 
 
 def validate(composed: DictConfig | Mapping[str, Any], kind: type[C]) -> C:

@@ -192,6 +192,17 @@ def test_an_override_that_cannot_be_parsed_is_named():
             with pytest.raises(HydraException) as mistake:
                 compose("config", hydra_arguments([given]))
             assert given in unreadable(mistake.value)
+            assert "quotes" not in unreadable(mistake.value)
+
+
+def test_a_text_that_needs_quotes_is_answered_with_the_override_that_works():
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        with pytest.raises(HydraException) as mistake:
+            compose("config", hydra_arguments(["model.lora_module_path=(q|v)_proj"]))
+        said = unreadable(mistake.value)
+        advised = said.partition(" its own: ")[2].strip("'")
+        assert compose("config", hydra_arguments([advised])).model.lora_module_path == "(q|v)_proj"
+    assert "++" not in said
 
 
 @pytest.mark.parametrize("value", ["2", "007", "2026_11", "1e5"])
