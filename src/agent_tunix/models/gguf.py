@@ -83,10 +83,19 @@ class GgufFile:
 
     def architecture(self, described: Architecture) -> Architecture:
         """The numbers that the file gives; those it leaves to llama.cpp's code as described."""
+        self._check_supported()
         found = {name: self._field(f"gemma3.{key}") for name, key in NUMBERS.items()}
         found["vocab_size"] = self.shapes.get("model.embed_tokens.weight", (None,))[0]
         found["rope_global_factor"] = self._field("gemma3.rope.scaling.factor") or 1.0
         return dataclasses.replace(described, **{name: value for name, value in found.items() if value is not None})
+
+    def _check_supported(self) -> None:
+        """Refuses what this implementation has no code for."""
+        if (scaling := self._field("gemma3.rope.scaling.type")) not in (None, "none", "linear"):
+            raise UserError(f"{self._path}: RoPE of type {scaling} is not supported.")
+        for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+            if found := self._field(f"gemma3.{key}"):
+                raise UserError(f"{self._path}: {key} is {found:g}; only a model without is supported.")
 
     def tokenizer_model(self) -> bytes:
         """The tokenizer as a SentencePiece model, rebuilt from the file's tokens, scores and kinds."""

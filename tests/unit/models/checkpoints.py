@@ -1,6 +1,7 @@
 """Checkpoints to test with: the golden model in each layout that a user may have."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -33,8 +34,8 @@ def write_folder(folder: Path, config: str, values: dict[str, np.ndarray]) -> Pa
     return folder
 
 
-def write_gguf(path: Path, golden: Path, quantisation: str = "F32", kind: str = "gemma3") -> Path:
-    """As llama.cpp's converter writes it: its own names, norms with one added, numbers as metadata."""
+def write_gguf(path: Path, golden: Path, quantisation: str = "F32", kind: str = "gemma3", **more: Any) -> Path:
+    """As llama.cpp's converter writes it: its own names, norms with one added, numbers as metadata, `more` of them too."""
     import gguf
 
     writer = gguf.GGUFWriter(path, kind)
@@ -48,6 +49,8 @@ def write_gguf(path: Path, golden: Path, quantisation: str = "F32", kind: str = 
     writer.add_rope_freq_base(1e6)
     writer.add_rope_scaling_factor(8.0)
     writer.add_layer_norm_rms_eps(1e-6)
+    for method, value in more.items():
+        getattr(writer, method)(value)
     for name, value in tensors(golden).items():
         parts = name.removesuffix(".weight").split(".")
         stored = {"embed_tokens": "token_embd", "norm": "output_norm"}.get(parts[1])

@@ -5,6 +5,7 @@ import json
 from functools import partial
 
 import checkpoints
+import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -197,6 +198,15 @@ def test_a_gguf_of_another_model_is_refused(tmp_path, golden, arch):
     path = checkpoints.write_gguf(tmp_path / "other.gguf", golden, kind="llama")
     with pytest.raises(UserError, match="type llama"):
         load_weights(path, arch, jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("add_final_logit_softcapping", 30.0), ("add_rope_scaling_type", gguf.RopeScalingType.YARN)]
+)
+def test_a_gguf_with_what_there_is_no_code_for_is_refused(tmp_path, golden, arch, key, value):
+    path = checkpoints.write_gguf(tmp_path / "other.gguf", golden, **{key: value})
+    with pytest.raises(UserError, match=r"softcapping is 30; only|RoPE of type yarn is not supported"):
+        read_architecture(path, arch)
 
 
 def test_pointers_and_empty_folders_are_explained(tmp_path, arch):
