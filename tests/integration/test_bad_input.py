@@ -95,12 +95,15 @@ def test_malformed_rows_that_both_splits_are_cut_from_are_told_once(command, tmp
     assert outcome.out.count("1 malformed rows of rows.jsonl are left out") == 1
 
 
-def test_a_tokenizer_that_is_not_the_models_own_is_refused(command, tmp_path):
-    """Tokens beyond the embedding would be read as its last row."""
+@pytest.mark.parametrize(
+    ("word", "asked"), [("How", ("evaluate",)), ("<reasoning>", ("train", "training.method=supervised"))]
+)
+def test_a_tokenizer_that_is_not_the_models_own_is_refused(command, tmp_path, word, asked):
+    """Tokens beyond the embedding would be read as its last row, and learnt as no number."""
     shutil.copytree(find_checkpoint("package:tiny"), tmp_path / "model")
     tokenizer = tmp_path / "model" / "tokenizer.json"
-    tokenizer.write_text(re.sub(r'("How": )\d+', r"\g<1>4700", tokenizer.read_text()))
-    outcome = command("evaluate", "model=gemma3_tiny", "model.weights=model", "evaluation.num_examples=4")
+    tokenizer.write_text(re.sub(rf'("{word}": )\d+', r"\g<1>4700", tokenizer.read_text()))
+    outcome = command(*asked, "model=gemma3_tiny", "model.weights=model", "evaluation.num_examples=4")
     assert outcome.code == 2
     assert "The tokenizer gives token 4700, and the model knows 47 tokens" in outcome.err
 

@@ -261,11 +261,7 @@ def _fresh_adapters(seed: int, **of: Any) -> Adapters:
 
 def pad_prompts(examples: Sequence[Example], width: int, model: Model) -> Prompts:
     """The prompts of a batch where the model lies; a process pads those that its devices read."""
-    if (largest := max(max(example.prompt_ids) for example in examples)) >= model.arch.vocab_size:
-        raise UserError(
-            f"The tokenizer gives token {largest}, and the model knows {model.arch.vocab_size} tokens: it is not its own. "
-            "Put that one into the folder that model.weights names."
-        )
+    refuse_unknown_tokens([example.prompt_ids for example in examples], model.arch)
 
     def laid(part: int) -> jax.Array:
         def padded(rows: slice) -> np.ndarray:
@@ -274,6 +270,15 @@ def pad_prompts(examples: Sequence[Example], width: int, model: Model) -> Prompt
         return lay_rows(padded, (len(examples), width), model.mesh)
 
     return Prompts(laid(0), laid(1))
+
+
+def refuse_unknown_tokens(sequences: Sequence[Sequence[int]], arch: Architecture) -> None:
+    """Refuses tokens that the model has no row for, which the device would not notice."""
+    if (largest := max(map(max, sequences))) >= arch.vocab_size:
+        raise UserError(
+            f"The tokenizer gives token {largest}, and the model knows {arch.vocab_size} tokens: it is not its own. "
+            "Put that one into the folder that model.weights names."
+        )
 
 
 def training_sampling(cfg: Config, tokenizer: Tokenizer) -> Sampling:

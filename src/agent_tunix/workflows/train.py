@@ -88,7 +88,7 @@ def prepare(cfg: Config, shelf: setup.Shelf, notice: Notice, overrides: Sequence
     task = shelf.task(cfg, model.tokenizer, notice)
     if cfg.training.method == "supervised":
         longest = cfg.generation.max_generation_steps
-        task = dataclasses.replace(task, train=with_demonstrations(task.train, model.tokenizer, longest, notice))
+        task = dataclasses.replace(task, train=with_demonstrations(task.train, model, longest, notice))
     plan = make_plan(cfg, len(task.train))
     if cfg.training.num_batches and plan.batches_per_epoch < cfg.training.num_batches:
         notice(f"The data holds {plan.batches_per_epoch} batches, not training.num_batches={cfg.training.num_batches}.")
