@@ -200,9 +200,10 @@ def test_a_run_that_another_process_writes_is_not_gone_on_with(straight, command
     [
         (f"training.num_batches={BATCHES - 1}", f"has trained on {BATCHES} batches"),
         (f"grpo.num_iterations={ITERATIONS + 1}", f"has made {STEPS} updates from {BATCHES} batches"),
+        ("optimizer.learning_rate=1e-6", "has come to its end"),
     ],
 )
-def test_a_run_is_neither_made_shorter_nor_counted_anew(straight, command, change, said):
+def test_a_run_is_not_made_shorter_counted_anew_or_described_by_other_values(straight, command, change, said):
     before = {name: (straight / name).read_text() for name in ("config.yaml", "summary.json")}
     outcome = command("train", f"training.resume={straight}", change)
     assert outcome.code == 2

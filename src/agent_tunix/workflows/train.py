@@ -185,6 +185,12 @@ def _restored(r: Run, path: Path, checkpoints: Checkpoints, fresh: TrainState) -
             f"{path} has made {int(state.step)} updates from {made} batches, and this configuration has {r.plan.iterations} "
             "for each.\nSchedules count updates, so grpo.num_iterations must be what the run was started with."
         )
+    ended = made == planned and read_object(path / "summary.json").get("status") == "completed"
+    if ended and r.cfg != setup.saved_config(str(path), "training.resume"):  # which would be written down as its own
+        raise UserError(
+            f"{path} has come to its end, and nothing is left to do with other values.\n"
+            "Make it longer, as by training.num_epochs, or start another run."
+        )
     return state, progress
 
 
