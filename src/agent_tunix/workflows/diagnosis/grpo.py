@@ -55,7 +55,7 @@ def no_signal(run: RunRecords) -> Finding | None:
 def _some_signal(run: RunRecords) -> str:
     """The command that lets completions of one prompt differ in reward."""
     if not any(weights(run).values()):
-        return rerun(run, {}, without="reward.weights")
+        return rerun(run, {}, without=["reward.weights"])
     if run.number("generation.temperature", 1.0) < 0.5 or _few_tokens(run):
         return rerun(run, {"generation.temperature": 1.0, "generation.top_k": None, "generation.top_p": 1.0})
     if (success(run) or 0.0) > 0.02 or not _has_worked_answers(run):
@@ -80,7 +80,7 @@ def never_positive(run: RunRecords) -> Finding | None:
     negative = [name for name in weights(run) if max(run.values(f"reward/{name}"), default=0.0) < 0]
     if negative:
         evidence += f"; {', '.join(negative)} paid less than nothing every time, so that doing less is worth more"
-        remedy = rerun(run, {f"reward.weights.{name}": 0.0 for name in negative}, without="reward.weights")
+        remedy = rerun(run, {f"reward.weights.{name}": 0.0 for name in negative}, without=["reward.weights"])
     else:
         remedy = _some_signal(run)
     return Finding("rewards never positive", unless(learnt(run) and fall_below_start(run) is None), evidence, remedy)
@@ -111,7 +111,7 @@ def format_only(run: RunRecords) -> Finding | None:
         dearest = max(1.0, rounded(3 * max(paid.values())))
         remedy = rerun(run, {f"reward.weights.{max(paid, key=lambda name: paid[name])}": dearest})
     else:
-        remedy = rerun(run, {}, without="reward.")
+        remedy = rerun(run, {}, without=["reward."])
     return Finding("format learnt but not arithmetic", Severity.SERIOUS, evidence, remedy)
 
 
@@ -150,7 +150,8 @@ def blind(run: RunRecords) -> Finding | None:
     temperature = f"generation.temperature={run.setting('generation.temperature')}"
     cause = temperature if hot else "the weights are not a trained model's"
     evidence = f"entropy {entropy[0]:.3g} of at most {math.log(vocabulary):.3g} nats a token from the start: {cause}"
-    remedy = rerun(run, {"generation.temperature": 1.0} if hot else {}, without="\0" if hot else "model.weights")
+    elsewhere = ["model.weights", "training.init_from"]
+    remedy = rerun(run, {"generation.temperature": 1.0}) if hot else rerun(run, {}, without=elsewhere)
     return Finding("completions are noise", unless(learnt(run)), evidence, remedy)
 
 
@@ -175,10 +176,15 @@ def wrong_reward(run: RunRecords) -> Finding | None:
         return None
     changes = {n: c for n in weights(run) if (c := trend(run.values(f"reward/{n}"))) and weights(run)[n]}
     risen = [n for n, change in changes.items() if change.gain * weights(run)[n] > 0 and n not in answer_functions(run)]
-    evidence = f"{progress(run)}; held-out {fall}"
-    evidence += f"; what rose is {', '.join(risen)}" if risen else "; an answer that is right is paid less than a wrong one"
-    remedy = rerun(run, {f"reward.weights.{n}": 0.0 for n in risen}, without="reward.weights")
-    return Finding("reward against accuracy", Severity.GRAVE, evidence, remedy)
+    if risen:
+        why, remedy = f"what rose is {', '.join(risen)}", {f"reward.weights.{n}": 0.0 for n in risen}
+    elif against:
+        why, remedy = "an answer that is right is paid less than a wrong one", {}
+    else:
+        why, remedy = "no function rose that does not look at the answer: it learns its problems by heart", lower_rate(run)
+    evidence = f"{progress(run)}; held-out {fall}; {why}"
+    paid_anew = ["reward.weights"] if risen or against else []
+    return Finding("reward against accuracy", Severity.GRAVE, evidence, rerun(run, remedy, without=paid_anew))
 
 
 def overfitting(run: RunRecords) -> Finding | None:
@@ -192,9 +198,9 @@ def overfitting(run: RunRecords) -> Finding | None:
     if gap - max(0.0, gap_before) < max(0.2, CERTAIN * noise.error):
         return None
     evidence = f"right answers in training {trained.early:.0%} -> {trained.late:.0%}, held out {seen[0]} -> {seen[-1]}"
-    changes = {"optimizer.weight_decay": 0.05, "training.num_epochs": 1, "data.num_examples": None}
-    if run.setting("data.source") == "arithmetic":
-        changes["data.num_examples"] = 4096
+    decay = max(0.05, run.number("optimizer.weight_decay", 0.0))
+    examples = 4096 if run.setting("data.source") == "arithmetic" else None
+    changes = {"optimizer.weight_decay": decay, "training.num_epochs": 1, "data.num_examples": examples}
     return Finding("overfitting", Severity.SERIOUS, evidence, rerun(run, changes))
 
 
@@ -204,12 +210,19 @@ def mismatch(run: RunRecords) -> Finding | None:
     if kl is None or kl < MISMATCH:
         return None
     evidence = f"mismatch/kl {kl:.2g} nats a token between what sampled and what is trained (bfloat16 alone gives 2e-4)"
-    return Finding("sampler/trainer mismatch", unless(learnt(run)), evidence, rerun(run, {"model.dtype": "float32"}))
+    return Finding("sampler/trainer mismatch", unless(learnt(run)), evidence, _more_precisely(run))
+
+
+def _more_precisely(run: RunRecords) -> str:
+    """The command that brings sampler and trainer closer: float32, with products that a GPU or TPU does not shorten."""
+    if run.setting("model.dtype") != "float32":
+        return rerun(run, {"model.dtype": "float32"})
+    return f"JAX_DEFAULT_MATMUL_PRECISION=highest {rerun(run, {})}"
 
 
 def clipped_ratios(run: RunRecords) -> Finding | None:
     """The policy moves so far within one batch that most of its updates are cut off."""
-    later = [share for share in run.values("clip_fraction") if share > 0]  # a batch's first update is never clipped
+    later = [share for share in run.values("clip_fraction") if share > 0]  # a batch's first update seldom is clipped
     iterations = max(1, int(run.number("grpo.num_iterations", 1)))
     if len(later) < 3 or len(later) < run.steps * (iterations - 1) / iterations / 2 or statistics.median(later) < CLIPPED:
         return None
@@ -217,8 +230,14 @@ def clipped_ratios(run: RunRecords) -> Finding | None:
         f"the ratio clip cut {statistics.median(later):.0%} of the tokens in {len(later)} of {run.steps} updates "
         f"(grpo.epsilon={run.setting('grpo.epsilon')}, grpo.num_iterations={iterations})"
     )
-    changes: dict[str, Any] = {"grpo.epsilon": 0.2} if run.number("grpo.epsilon", 0.2) < 0.1 else {"grpo.num_iterations": 1}
-    return Finding("clipping on every step", unless(learnt(run)), evidence, rerun(run, changes))
+    if run.number("grpo.epsilon", 0.2) < 0.1:
+        remedy = rerun(run, {"grpo.epsilon": 0.2})
+    elif iterations > 1:
+        remedy = rerun(run, {"grpo.num_iterations": 1})
+    else:
+        evidence += "; as a batch has one update alone, sampler and trainer disagree"
+        remedy = _more_precisely(run)
+    return Finding("clipping on every step", unless(learnt(run)), evidence, remedy)
 
 
 def control(run: RunRecords) -> Finding | None:

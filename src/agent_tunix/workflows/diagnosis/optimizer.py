@@ -12,7 +12,7 @@ from typing import Any
 from agent_tunix.tasks.rewards import is_fault_of_reward
 from agent_tunix.workflows.diagnosis.finding import Finding, Severity, unless
 from agent_tunix.workflows.diagnosis.records import RunRecords, late, trend
-from agent_tunix.workflows.diagnosis.remedies import lower_rate, raised_rate, rerun, scaled_rate
+from agent_tunix.workflows.diagnosis.remedies import lower_rate, raised_rate, rerun, rounded, scaled_rate
 from agent_tunix.workflows.diagnosis.signs import (
     FEW,
     SHORT,
@@ -50,7 +50,7 @@ def diverging(run: RunRecords) -> Finding | None:
     if run.summary.get("status") == "diverged":
         signs.append(f"the guard stopped the run after step {run.summary.get('steps', run.steps)}")
     if rollbacks := run.summary.get("rollbacks"):
-        signs.append(f"the guard rolled back {len(rollbacks) if isinstance(rollbacks, list) else rollbacks} times")
+        signs.append(f"rollbacks by the guard: {len(rollbacks) if isinstance(rollbacks, list) else rollbacks}")
     if exploded := {step: kl for step, kl in run.series("kl") if kl >= KL_EXPLODED}:
         signs.append(f"kl reached {max(exploded.values()):.3g} nats a token at {step_range(list(exploded))}")
     loss = run.values("loss")
@@ -90,15 +90,20 @@ def relapse(run: RunRecords) -> Finding | None:
     fall = fall_from_best(run)
     if fall is None or fall_below_start(run) is not None or near_ceiling(run):
         return None
-    changes = brakes(run) or {**scaled_rate(run, 1 / 3), "optimizer.warmup_ratio": 0.2}
+    changes = brakes(run) or _gentler(run)
     return Finding("gain lost again", Severity.SERIOUS, f"held-out {fall}{_distance(run)}", rerun(run, changes))
+
+
+def _gentler(run: RunRecords) -> dict[str, Any]:
+    """A third of the rate, and a strong warm-up where there is none."""
+    return {**scaled_rate(run, 1 / 3), "optimizer.warmup_ratio": max(0.2, run.number("optimizer.warmup_ratio", 0.0))}
 
 
 def _distance(run: RunRecords) -> str:
     kl = late(run.values("kl"))
-    if run.supervised:
+    if run.supervised or kl is None:
         return ""
-    return f"; kl {kl:.2g} nats a token" if kl else "; kl is not measured with grpo.beta=0"
+    return f"; kl {kl:.2g} nats a token" if run.measures_kl else "; kl is not measured with grpo.beta=0"
 
 
 def not_learning(run: RunRecords) -> Finding | None:
@@ -133,8 +138,7 @@ def oscillating(run: RunRecords) -> Finding | None:
                 f"{name} turned {turns} times by more than {amplitude:.2g} between step {points[0][0]} and {points[-1][0]} "
                 f"(from {min(values):.3g} to {max(values):.3g}); noise alone explains a third of that"
             )
-            remedy = rerun(run, {**scaled_rate(run, 1 / 3), "optimizer.warmup_ratio": 0.2})
-            return Finding("oscillating", Severity.SERIOUS, evidence, remedy)
+            return Finding("oscillating", Severity.SERIOUS, evidence, rerun(run, _gentler(run)))
     return None
 
 
@@ -171,11 +175,11 @@ def long_warmup(run: RunRecords) -> Finding | None:
 
 
 def spent_rate(run: RunRecords) -> Finding | None:
-    """The rate had decayed to almost nothing before half of the run was over."""
+    """The schedule had brought the rate to almost nothing before half of the run was over; the guard's cuts are its own."""
     rates = run.values("lr")
     peak = max(rates, default=0.0)
     used = sum(rate > SPENT * peak for rate in rates)
-    if len(rates) < SHORT or used >= len(rates) / 2:
+    if len(rates) < SHORT or used >= len(rates) / 2 or run.rolled_back:
         return None
     evidence = f"the rate was above {SPENT:.0%} of its peak {peak:.2g} on {used} of {len(rates)} steps only"
     remedy = rerun(run, {"scheduler.total_steps": None, "scheduler.warmup_steps": None})
@@ -197,10 +201,11 @@ def clipped_gradients(run: RunRecords) -> Finding | None:
     if not norms or limit <= 0 or min(norms) < FAR_ABOVE * limit or not_learning(run) is None or stands_still(run) is None:
         return None
     evidence = (
-        f"the gradient norm was between {min(norms):.2g} and {max(norms):.2g}, always far above max_grad_norm={limit:g}"
+        f"the gradient norm was between {min(norms):.2g} and {max(norms):.2g}, always far above max_grad_norm={limit:g}; "
+        "Adam's steps do not grow with the gradient, so this seldom matters there"
     )
-    evidence += "; Adam scales with the gradient, so this seldom matters there"
-    return Finding("gradients clipped on every step", Severity.MILD, evidence, rerun(run, {"optimizer.max_grad_norm": 1.0}))
+    remedy = rerun(run, {"optimizer.max_grad_norm": max(1.0, rounded(FAR_ABOVE * limit))})
+    return Finding("gradients clipped on every step", Severity.MILD, evidence, remedy)
 
 
 # Settings that keep a policy where it is, each with its limit and the value to go back to.

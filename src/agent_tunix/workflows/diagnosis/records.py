@@ -91,6 +91,11 @@ class RunRecords:
         return self.summary.get("status") == "completed"
 
     @property
+    def rolled_back(self) -> bool:
+        """Whether the guard has taken the run back to a checkpoint and on at a tenth of its rate."""
+        return bool(self.summary.get("rollbacks"))
+
+    @property
     def steps(self) -> int:
         return len(self.metrics)
 
@@ -178,10 +183,9 @@ def read_run(folder: Path) -> RunRecords:
             "Give runs/<time> as training printed it, or multirun/<time> for a sweep."
         )
     config: Any = OmegaConf.to_container(read_config(folder / "config.yaml"))
-    metrics = read_records(folder / "metrics.jsonl")
     return RunRecords(
         config=config if isinstance(config, dict) else {},
-        metrics=metrics,
+        metrics=read_records(folder / "metrics.jsonl"),
         evals=read_records(folder / "evals.jsonl"),
         summary=read_object(folder / "summary.json"),
     )

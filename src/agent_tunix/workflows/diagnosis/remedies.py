@@ -31,10 +31,10 @@ PLAIN = re.compile(r"[A-Za-z_/][\w./:-]*", re.ASCII)  # a text that Hydra takes 
 NOT_TEXT = ("null", "true", "false", "nan", "inf")
 
 
-def rerun(run: RunRecords, changes: Mapping[str, Any], without: str = "\0") -> str:
-    """The run's command with some values changed, and without its overrides that begin with `without`."""
+def rerun(run: RunRecords, changes: Mapping[str, Any], without: Sequence[str] = ()) -> str:
+    """The run's command with some values changed, and without its overrides of keys that begin as one of `without`."""
     changed = {key: value_text(value) for key, value in possible(run, changes).items()}
-    kept = [o for o in less(run.overrides, without) if _key(o) not in changed]
+    kept = [o for o in less(run.overrides, *without) if _key(o) not in changed]
     return join([*kept, *(f"{key}={value}" for key, value in changed.items())])
 
 

@@ -53,7 +53,7 @@ def examine_sweep(runs: Mapping[str, RunRecords]) -> SweepReport:
             {key: leaves(run.config).get(key) for key in varied},
             end.share if (end := end_of(run)) else None,
             examine(run),
-            rolled_back(run),
+            run.rolled_back,
         )
         for name, run in runs.items()
     ]
@@ -70,11 +70,7 @@ def end_of(run: RunRecords) -> Accuracy | None:
     So neither its beginning nor another rate makes it the best.
     """
     seen = run.accuracies()
-    return seen[-1] if seen and run.summary.get("status") != "diverged" and not rolled_back(run) else None
-
-
-def rolled_back(run: RunRecords) -> bool:
-    return bool(run.summary.get("rollbacks"))
+    return seen[-1] if seen and run.summary.get("status") != "diverged" and not run.rolled_back else None
 
 
 def _varied(runs: Sequence[RunRecords]) -> list[str]:

@@ -13,7 +13,7 @@ from agent_tunix.workflows import doctor
 from agent_tunix.workflows.diagnosis.examination import Report
 from agent_tunix.workflows.diagnosis.records import Accuracy, RunRecords, finite, late, read_object
 from agent_tunix.workflows.diagnosis.remedies import value_text
-from agent_tunix.workflows.diagnosis.sweep import RATE, SweepReport, end_of, examine_sweep, rolled_back
+from agent_tunix.workflows.diagnosis.sweep import RATE, SweepReport, end_of, examine_sweep
 from agent_tunix.workflows.report.chart import Chart, Colour, Mark, Series, hue, on_scale, places
 from agent_tunix.workflows.report.verdict import Standing, percent, status_of
 from agent_tunix.workflows.sweep_folder import job_folders
@@ -71,7 +71,7 @@ def read_candidates(folder: Path) -> tuple[list[Candidate], SweepReport | None]:
 def _status(run: RunRecords) -> str:
     """How a candidate ended; one that was rolled back did not end at its own rate."""
     status = status_of(run)
-    return "rolled back" if status == "completed" and rolled_back(run) else status
+    return "rolled back" if status == "completed" and run.rolled_back else status
 
 
 def _not_begun(sweep: Record, known: set[str]) -> list[Candidate]:

@@ -58,14 +58,45 @@ def test_each_illness_comes_first_where_it_is_the_only_one(illness, config):
     assert report.findings[0].illness == illness
 
 
+OF_RUNS = {  # what a run has set that can have such an illness
+    "sampler/trainer mismatch": {"model__dtype": "bfloat16"},
+    "clipping on every step": {"grpo__num_iterations": 2},
+    "completions are noise": {"training__init_from": "runs/ruined"},
+    "rate spent early": {"scheduler__total_steps": 5},
+    "warm-up as long as the run": {"scheduler__warmup_steps": 24},
+}
+
+
 @pytest.mark.parametrize("illness", ILL)
 def test_every_remedy_is_a_command_that_is_accepted_and_changes_something(illness, config):
-    run = run_of(config, **ILL[illness])
-    for finding in diagnose(run):
+    own = changed(config, **OF_RUNS.get(illness, {}))
+    findings = diagnose(run_of(own, **ILL[illness]))
+    assert findings[0].illness == illness
+    for finding in findings:
         overrides = shlex.split(finding.remedy.partition(" +experiment")[2])
         with initialize_config_dir(str(config_folder()), version_base="1.3"):
             composed = compose("config", [f"+experiment{overrides[0]}", *(f"++{o}" for o in overrides[1:])])
-        assert validate(composed, Config).model_dump() != config
+        assert validate(composed, Config) != validate(own, Config)
+
+
+def test_what_a_run_has_already_is_not_advised(config):
+    """Its ratios are clipped in the only update of a batch, its base is in float32, its clipping is loose already."""
+    clipped = grpo.clipped_ratios(run_of(config, **ILL["clipping on every step"]))
+    assert "sampler and trainer disagree" in clipped.evidence
+    for finding in (clipped, grpo.mismatch(run_of(config, **ILL["sampler/trainer mismatch"]))):
+        assert finding.remedy.startswith("JAX_DEFAULT_MATMUL_PRECISION=highest ")
+        assert finding.remedy.endswith(" +experiment=quick_test")
+    loose = changed(config, optimizer__max_grad_norm=1.0)
+    still = diagnose(run_of(loose, **ILL["not learning"]))[-1]
+    assert (still.illness, "optimizer.max_grad_norm=10.0" in still.remedy) == ("gradients clipped on every step", True)
+    slow = changed(config, optimizer__warmup_ratio=0.3)
+    assert "warmup_ratio=0.3" in diagnose(run_of(slow, **ILL["oscillating"]))[0].remedy
+
+
+def test_a_rate_that_the_guard_has_cut_is_not_laid_to_the_schedule(config):
+    """After two rollbacks it is a hundredth."""
+    cut = {"summary": {"status": "completed", "rollbacks": [{"step": 3}, {"step": 5}]}, **ILL["rate spent early"]}
+    assert [finding.illness for finding in diagnose(run_of(config, **cut))] == ["diverging"]
 
 
 @pytest.mark.parametrize(
