@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
+from agent_tunix.config import folders
 from agent_tunix.config.continuation import resumed
 from agent_tunix.config.launch import Launch, launched
 from agent_tunix.config.load import (
@@ -261,22 +262,17 @@ def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> No
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us as they are; what is shown is decided below
     sys.argv[1:] = hydra_arguments(sys.argv[1:])
 
-    def attempt(composed: DictConfig) -> float | None:
-        try:
-            return task(composed)
-        finally:
-            with contextlib.suppress(OSError):  # it holds something
-                Path(HydraConfig.get().runtime.output_dir).rmdir()
-
     def job(composed: DictConfig) -> float | None:
         with _answering():  # here too: Hydra would print the overrides before it passes a mistake on
             try:
-                return attempt(composed)
+                return task(composed)
             except DivergenceError as fault:
                 if HydraConfig.get().mode != RunMode.MULTIRUN:
                     raise
                 print(fault, file=sys.stderr)  # one bad candidate does not end a sweep
                 return 0.0
+            finally:
+                folders.remove_unused(Path(HydraConfig.get().runtime.output_dir))
 
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=config_name)(job)()
@@ -284,6 +280,8 @@ def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> No
         _fail(UserError(missing_option(mistake)))
     except (HydraException, OmegaConfBaseException) as mistake:
         _fail(UserError(unreadable(mistake)))
+    finally:
+        folders.remove_unused()
 
 
 def _relative(path: Path) -> Path:

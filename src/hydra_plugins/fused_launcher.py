@@ -19,6 +19,9 @@ from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from agent_tunix.config import folders
 
 LAUNCHER = {"_target_": "hydra_plugins.fused_launcher.FusedLauncher", "fuse": "auto"}
 ConfigStore.instance().store(group="hydra/launcher", name="fused", node=LAUNCHER, provider="agent-tunix")
@@ -52,9 +55,7 @@ class FusedLauncher(BasicLauncher):
         try:
             accuracies = run_sweep(composed, self.fuse)
         finally:
-            for job in composed:
-                with contextlib.suppress(OSError):  # it holds something
-                    Path(job.hydra_cfg.hydra.runtime.output_dir).rmdir()  # type: ignore[union-attr]
+            folders.remove_empty(Path(job.hydra_cfg.hydra.runtime.output_dir) for job in composed)  # type: ignore[union-attr]
         for job, accuracy in zip(composed, accuracies, strict=True):
             job.return_value = accuracy
         return composed
@@ -94,6 +95,18 @@ class _Composer:
         cfg.hydra.overrides.task = list(sweep_overrides)
         cfg.hydra.job.override_dirname = get_overrides_dirname(parsed, **cfg.hydra.job.config.override_dirname)
         return cfg
+
+
+class NoteFolders(Callback):
+    """Tells what Hydra is about to make, so that a command that is refused leaves none of it."""
+
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        with contextlib.suppress(OmegaConfBaseException):  # a name may follow from what the job alone knows
+            folders.note(Path(config.hydra.run.dir))
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        with contextlib.suppress(OmegaConfBaseException):
+            folders.note(Path(config.hydra.sweep.dir) / folders.MULTIRUN)
 
 
 class CloseSweep(Callback):

@@ -44,7 +44,7 @@ def test_a_run_before_and_after(command, trained, tmp_path):
     assert (after["step"], before["step"]) == (2, 0)
     assert after["split"] == before["split"] == "test"
     assert after["n"] == 8
-    assert not (tmp_path / "evaluations").exists() or not any((tmp_path / "evaluations").iterdir())
+    assert not (tmp_path / "evaluations").exists()
 
 
 @pytest.mark.parametrize("inference", ["standard", "liberal"])
@@ -69,12 +69,14 @@ def test_several_evaluations_of_one_command(command, trained, tmp_path):
     outcome = command("evaluate", f"run={trained}", "step=0,2", *GREEDY, "--multirun")
     assert outcome.code == 0, outcome.err
     assert [record["step"] for record in read_records(tmp_path / trained / "evals.jsonl")[-2:]] == [0, 2]
+    assert [path.name for path in tmp_path.iterdir()] == [trained]
 
 
-def test_a_step_without_a_checkpoint_is_refused(command, trained):
+def test_a_step_without_a_checkpoint_is_refused(command, trained, tmp_path):
     outcome = command("evaluate", f"run={trained}", "step=7", *SMALL)
     assert outcome.code == 2
     assert "kept are steps 2" in outcome.err
+    assert [path.name for path in tmp_path.iterdir()] == [trained]
 
 
 @pytest.mark.parametrize("asked", [["data.path=elsewhere.jsonl"], ["model=gemma3_1b"], ["+experiment=quick_test"]])

@@ -127,7 +127,7 @@ def test_mistakes_are_explained_and_leave_nothing_behind(command, trained, tmp_p
         assert outcome.code == 2
         assert message in outcome.err
         assert "Traceback" not in outcome.err
-    assert not list(trained.glob("exports/*"))
+    assert not (trained / "exports").exists()
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
 
 
@@ -137,4 +137,4 @@ def test_a_failed_export_leaves_no_folder(trained, monkeypatch):
         monkeypatch.setattr(export, "save_file", Mock(side_effect=fault))
         with pytest.raises(export.UserError, match="No space left"):
             export.run(cfg, export.Console(quiet=True))
-        assert not any((trained / "exports").iterdir())
+        assert not (trained / "exports").exists()

@@ -23,6 +23,7 @@ from rich.console import Console
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from agent_tunix.config import folders
 from agent_tunix.config.schema import Config, ExportConfig
 from agent_tunix.engine.metrics import claimed
 from agent_tunix.errors import UserError
@@ -63,9 +64,11 @@ def run(cfg: ExportConfig, console: Console) -> Path:
 def _appearing_whole(output: Path) -> Iterator[Path]:
     """A folder to write to, renamed to `output` when all is written, and removed when something fails."""
     temporary = output.parent / f".{output.name}.half"
+    around = folders.missing(output.parent)
     try:
         temporary.mkdir(parents=True, exist_ok=True)
         with claimed(temporary), contextlib.ExitStack() as ending:
+            ending.callback(folders.remove_empty, around)
             ending.callback(shutil.rmtree, temporary, ignore_errors=True)
             for file in temporary.iterdir():  # of an export that was killed
                 file.unlink()

@@ -1,0 +1,40 @@
+"""Folders that are made before it is known whether anything will be written: what stays empty is removed again.
+
+Hydra makes the folder of a run before the run has checked its configuration, and writes `multirun.yaml` into that of a sweep
+before it has composed a job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+MULTIRUN = "multirun.yaml"
+_to_come: list[Path] = []
+
+
+def note(path: Path) -> None:
+    """Remembers what Hydra is about to make, of what is not there yet."""
+    _to_come[:] = missing(path)
+
+
+def missing(path: Path) -> list[Path]:
+    """A path and the folders around it, as far as they are not there; the innermost first."""
+    return [place for place in (path.absolute(), *path.absolute().parents) if not os.path.exists(place)]
+
+
+def remove_unused(*folders: Path) -> None:
+    """Removes folders, and what Hydra has made for this command, where they hold nothing."""
+    remove_empty([*folders, *_to_come])
+
+
+def remove_empty(paths: Iterable[Path]) -> None:
+    """Removes folders that hold nothing, and Hydra's file where it is all that its folder holds."""
+    for path in paths:
+        with contextlib.suppress(OSError):  # it is not there, or holds something
+            if path.name != MULTIRUN:
+                path.rmdir()
+            elif os.listdir(path.parent) == [MULTIRUN]:
+                path.unlink()

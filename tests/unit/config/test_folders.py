@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from agent_tunix.config.folders import MULTIRUN, missing, note, remove_unused
+
+
+def test_what_was_there_before_stays_and_so_does_what_holds_something(tmp_path):
+    (tmp_path / "mine").mkdir()
+    note(run := tmp_path / "mine" / "runs" / "1")
+    run.mkdir(parents=True)
+    (run / "config.yaml").touch()
+    remove_unused()
+    assert (run / "config.yaml").exists()
+    (run / "config.yaml").unlink()
+    remove_unused()
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_hydras_file_goes_where_it_is_alone(tmp_path):
+    note(tmp_path / "sweep" / MULTIRUN)
+    (tmp_path / "sweep" / "0").mkdir(parents=True)
+    (tmp_path / "sweep" / MULTIRUN).touch()
+    remove_unused()
+    assert (tmp_path / "sweep" / MULTIRUN).exists()
+    remove_unused(tmp_path / "sweep" / "0")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_through_a_file_is_missing(tmp_path):
+    (tmp_path / "file").touch()
+    assert missing(tmp_path / "file" / "run") == [tmp_path / "file" / "run"]
