@@ -27,6 +27,7 @@ from agent_tunix.engine.guard import Progress
 from agent_tunix.errors import UserError, mistake_of
 from agent_tunix.types import TrainState
 
+OF_TENSORSTORE = re.compile(r" \[tensorstore_spec|\. See full TensorStore details")  # pages that follow a fault
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # what orbax logs as an error it raises as well
 
 
@@ -107,7 +108,7 @@ class Checkpoints:
         with contextlib.suppress(Exception):  # what was being read is given up, and says nothing of its own
             self._manager.close()
         folder = self._manager.directory / str(step)
-        why = str(fault).splitlines()[0].partition(" [tensorstore_spec")[0] if str(fault) else repr(fault)
+        why = OF_TENSORSTORE.split(str(fault).splitlines()[0])[0] if str(fault) else repr(fault)
         told = isinstance(fault, json.JSONDecodeError) or re.match("[A-Z_]+: ", why) is not None  # as tensorstore has it
         of_files = told or not (folder / "state" / "_METADATA").exists()
         if isinstance(fault, ValueError) and not of_files:

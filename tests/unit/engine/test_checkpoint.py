@@ -168,7 +168,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_serves(checkpoints, tm
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
     with pytest.raises(UserError, match=r"step 5 cannot be read.*\nRemove .*5 to go on") as raised:
         checkpoints.restore(state_at(0, rank=64))
-    assert "tensorstore_spec" not in str(raised.value)
+    assert "tensorstore" not in str(raised.value).lower(), "the pages that it has to say"
     assert "Event loop is closed" not in cries
     shutil.rmtree(tmp_path / "checkpoints" / "5")
     again = Checkpoints(tmp_path / "checkpoints")
