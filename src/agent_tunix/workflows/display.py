@@ -95,10 +95,11 @@ def print_summary(
     table = Table(title=f"{summary['status']}: {summary['steps']} updates in {summary['seconds']:.0f} s")
     for column in ("held-out", "before", "after"):
         table.add_column(column, justify="left" if column == "held-out" else "right")
-    first, final = summary["first_eval"], summary["final_eval"]
+    first, final = summary["first_eval"] or {}, summary["final_eval"] or {}
     for key in ("accuracy", "sampled_accuracy", "partial_accuracy", "format_accuracy"):
-        if first and final and key in first:
-            table.add_row(key.replace("_", " "), f"{first[key]:.1%}", f"{final[key]:.1%}")
+        if key in first:
+            end = f"{final[key]:.1%}" if final["step"] > first["step"] else "-"  # it was stopped before its second
+            table.add_row(key.replace("_", " "), f"{first[key]:.1%}", end)
     console.print(table)
     for old, new in zip(before, after, strict=False):
         console.print(

@@ -38,14 +38,19 @@ def test_where_there_is_no_terminal_a_run_is_told_in_a_dozen_lines():
 
 
 def test_the_close_of_a_run_sets_its_start_beside_its_end(capsys):
-    first, final = ({"accuracy": share, "format_accuracy": share} for share in (0.25, 0.75))
-    summary = {"status": "completed", "steps": 7, "seconds": 3.0, "first_eval": first, "final_eval": final}
-    print_summary(cli.console, Path("runs/mine"), summary | {"advice": ["do this"]}, [], [])
-    lines = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
+    first, final = ({"step": step, "accuracy": share, "format_accuracy": share} for step, share in ((0, 0.25), (7, 0.75)))
+    summary = {"status": "completed", "steps": 7, "seconds": 3.0, "first_eval": first, "advice": ["do this"]}
+
+    def shown(final_eval: dict) -> list[list[str]]:
+        print_summary(cli.console, Path("runs/mine"), summary | {"final_eval": final_eval}, [], [])
+        return [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
+
+    lines = shown(final)
     assert ["completed:", "7", "updates", "in", "3", "s"] in lines
     assert ["accuracy", "25.0%", "75.0%"] in lines
     assert ["format", "accuracy", "25.0%", "75.0%"] in lines
     assert lines[-1] == ["do", "this"]
+    assert ["accuracy", "25.0%", "-"] in shown(first), "what a run was before it trained is not what it came to"
 
 
 @pytest.mark.parametrize("name", ["python", "python3"])
