@@ -174,14 +174,18 @@ def test_what_one_job_cannot_be_run_with_is_found_before_any_runs(command, tmp_p
     assert not any(tmp_path.iterdir()), "not even what Hydra has written"
 
 
-def test_a_sweep_is_not_written_into_the_folder_of_a_run_nor_a_run_into_that_of_a_sweep(command, tmp_path):
-    for name, kind in (("config.yaml", "a run"), ("sweep.json", "a sweep")):
-        (tmp_path / kind).mkdir()
-        (tmp_path / kind / name).touch()
-    of_two = ["optimizer.learning_rate=1e-5,2e-5", "--multirun"]
-    for arguments, kind in (([*of_two, "hydra.sweep.dir=a run"], "a run"), (["hydra.run.dir=a sweep"], "a sweep")):
-        outcome = command("train", *RUN, *arguments)
-        assert (outcome.code, f"{kind} holds {kind}; choose another folder" in outcome.err) == (2, True)
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        (["train", "optimizer.learning_rate=1e-5,2e-5", "hydra.sweep.dir=a run", "--multirun"], "a run"),
+        *(([verb, "hydra.run.dir=a sweep"], "a sweep") for verb in ("train", "tune", "lr-find")),
+    ],
+)
+def test_a_folder_is_not_written_to_by_what_it_is_not_for(command, tmp_path, arguments, kind):
+    (tmp_path / kind).mkdir()
+    (tmp_path / kind / {"a run": "config.yaml", "a sweep": "sweep.json"}[kind]).touch()
+    outcome = command(arguments[0], *RUN, *arguments[1:])
+    assert (outcome.code, f"{kind} holds {kind}; choose another folder" in outcome.err) == (2, True)
 
 
 def jobs(*overrides: list[str]) -> list[sweep.Job]:

@@ -77,8 +77,7 @@ def check(cfg: LrFindConfig, path: Path) -> None:
     low, high = bounds(cfg)
     if low >= high:
         raise UserError(f"lr_find.lr_low={low:g} is not below lr_find.lr_high={high:g}.")
-    if (path / "config.yaml").exists():
-        raise UserError(f"{path} already holds a run; choose another folder.")
+    setup.refuse_others(path, "lr_find.json")
 
 
 def _begin(path: Path) -> None:

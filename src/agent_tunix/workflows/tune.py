@@ -65,8 +65,7 @@ def check(cfg: TuneConfig, folder: Path) -> Record:
     """Refuses what cannot be tuned; returns the record of the search that is to be gone on with, or an empty one."""
     if cfg.dry_run or cfg.training.resume:
         raise UserError("tune makes runs of its own: it takes neither dry_run nor training.resume.")
-    if (folder / "config.yaml").exists() or (folder / "sweep.json").exists():
-        raise UserError(f"{folder} holds a run or a sweep; choose another folder.")
+    setup.refuse_others(folder, "tune.json")
     if not (folder / "tune.yaml").exists():
         return {}
     saved = leaves(validate(read_config(folder / "tune.yaml"), TuneConfig).model_dump(mode="json"))
