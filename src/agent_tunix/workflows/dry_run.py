@@ -52,7 +52,7 @@ def run(cfg: Config, output: Path, console: Console) -> Record:
         "memory_gb": {name: round(size, 3) for name, size in parts.items()},
         "devices": sizes.fsdp * sizes.tp,
         "device": {"name": device, "memory_gb": round(limit, 1), "fits": parts["peak"] <= usable},
-        "largest_micro_batch_size": memory.largest_micro_batch(sizes, usable),
+        "largest_micro_batch_size": memory.largest_micro_batch(sizes, usable, cfg.training.batch_size),
         "warnings": [*notes, *warnings(cfg, count)],
     }
     output.mkdir(parents=True, exist_ok=True)
@@ -186,9 +186,8 @@ def _show(record: Record, rates: list[float], picture: Path, console: Console) -
         console.print(f"The memory is that of each of {record['devices']} devices.")
     device = record["device"]
     verdict = "fits" if device["fits"] else "does NOT fit"
-    console.print(
-        f"It {verdict} {device['name']} ({device['memory_gb']} GB); "
-        f"the largest training.micro_batch_size that fits is {record['largest_micro_batch_size']}."
-    )
+    largest = record["largest_micro_batch_size"]
+    advice = f"the largest training.micro_batch_size that fits is {largest}" if largest else "nor does a smaller micro-batch"
+    console.print(f"It {verdict} {device['name']} ({device['memory_gb']} GB); {advice}.")
     for line in record["warnings"]:
         console.print(f"warning: {line}", style="yellow", markup=False, soft_wrap=True)

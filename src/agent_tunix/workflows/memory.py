@@ -218,12 +218,16 @@ def _chunk(s: Shapes) -> float:
     return min(LOGITS_BUDGET, tokens * s.arch.vocab_size) * s.vocabulary_share * FLOAT32
 
 
-def largest_micro_batch(s: Shapes, limit_gb: float) -> int:
-    """The most prompts a micro-batch may hold for the peak to stay under the limit; 0 where none fits."""
+def largest_micro_batch(s: Shapes, limit_gb: float, batch_size: int | None = None) -> int:
+    """The most prompts a micro-batch may hold for the peak to stay under the limit; 0 where none fits.
+
+    It divides the batch, where that is given; else the batch is as large as it.
+    """
 
     def fits(size: int) -> bool:
-        shapes = dataclasses.replace(s, micro_batch=size, prompts=max(size, s.prompts))
-        return estimate(shapes)["peak"] <= limit_gb
+        return estimate(dataclasses.replace(s, micro_batch=size, prompts=batch_size or size))["peak"] <= limit_gb
 
-    sizes = range(s.fsdp, LARGEST_MICRO_BATCH + 1, s.fsdp)
-    return s.fsdp * bisect.bisect_left(sizes, True, key=lambda size: not fits(size))
+    multiples = range(s.fsdp, (batch_size or LARGEST_MICRO_BATCH) + 1, s.fsdp)
+    sizes = [size for size in multiples if batch_size is None or batch_size % size == 0]
+    fitting = bisect.bisect_left(sizes, True, key=lambda size: not fits(size))
+    return sizes[fitting - 1] if fitting else 0

@@ -141,13 +141,14 @@ def test_more_of_anything_never_takes_less(name, factor):
 @pytest.mark.parametrize("limit", [1.0, 5.0, 24.0, 80.0])
 def test_the_largest_micro_batch_fits_and_the_next_does_not(limit):
     base = shapes()
+
+    def fits(micro: int, batch: int) -> bool:
+        return estimate(dataclasses.replace(base, micro_batch=micro, prompts=batch))["peak"] <= limit
+
     size = largest_micro_batch(base, limit)
-
-    def peak(micro: int) -> float:
-        return estimate(dataclasses.replace(base, micro_batch=micro, prompts=max(micro, base.prompts)))["peak"]
-
-    assert size == 0 or peak(size) <= limit
-    assert peak(size + 1) > limit
+    assert size == 0 or fits(size, size)
+    assert not fits(size + 1, size + 1)
+    assert largest_micro_batch(base, limit, 12) == max((n for n in (1, 2, 3, 4, 6, 12) if fits(n, 12)), default=0)
 
 
 @pytest.mark.parametrize("size", ["270m", "4b"])
