@@ -97,7 +97,7 @@ def print_summary(
         table.add_column(column, justify="left" if column == "held-out" else "right")
     first, final = summary["first_eval"] or {}, summary["final_eval"] or {}
     for key in ("accuracy", "sampled_accuracy", "partial_accuracy", "format_accuracy"):
-        if key in first:
+        if key in first and key in final:
             end = f"{final[key]:.1%}" if final["step"] > first["step"] else "-"  # it was stopped before its second
             table.add_row(key.replace("_", " "), f"{first[key]:.1%}", end)
     console.print(table)

@@ -51,6 +51,8 @@ def test_the_close_of_a_run_sets_its_start_beside_its_end(capsys):
     assert ["format", "accuracy", "25.0%", "75.0%"] in lines
     assert lines[-1] == ["do", "this"]
     assert ["accuracy", "25.0%", "-"] in shown(first), "what a run was before it trained is not what it came to"
+    fewer = shown({"step": 7, "accuracy": 0.75})
+    assert not any("format" in line for line in fewer), "a run may be continued with fewer measures"
 
 
 @pytest.mark.parametrize("name", ["python", "python3"])
