@@ -47,7 +47,8 @@ FAULTS = {
     "+reward.functions.mine=json.no_such_function": "no_such_function",
     "data.num_examples=10000000": "the train split has",
     "data.num_examples=1": "fewer than one batch",
-    "generation.max_prompt_length=5": "The train split of data.source=arithmetic has no example left",
+    "generation.max_prompt_length=5": "The train split of data.source=arithmetic has no example: all 3686 prompts exceed",
+    "training.train_fraction=1e-9": "The train split of data.source=arithmetic has no example: give more data",
 }
 
 

@@ -54,11 +54,9 @@ def load_examples(cfg: Config, split: str, limit: int | None, tokenizer: Tokeniz
     if dropped:
         notice(f"{dropped} of {len(rows)} {split} prompts exceed generation.max_prompt_length={longest} and are left out.")
     if not examples:
-        remedy = f"all {dropped} prompts are longer; raise it" if dropped else "there are no rows; give more data"
         place = f"data.source={cfg.data.source}" if cfg.data.path is None else f"data.path={cfg.data.path}"
-        raise UserError(
-            f"The {split} split of {place} has no example left with generation.max_prompt_length={longest}: {remedy}."
-        )
+        long = f"all {dropped} prompts exceed generation.max_prompt_length={longest}; raise it"
+        raise UserError(f"The {split} split of {place} has no example: {long if dropped else 'give more data'}.")
     processes.refuse_differences(lambda: {f"the rows of their {split} split": zlib.crc32(repr(examples).encode())})
     return examples
 
