@@ -82,7 +82,7 @@ def _sweep(folder: Path) -> Record:
         "verdict": verdict,
         "tiles": tiles + (_about(runs[0]) if runs else []),
         **judged,
-        "sections": [*finder_sections(folder), section],
+        "sections": [section],
         "settings": settings(runs),
     }
 
@@ -119,7 +119,7 @@ def _sweep_section(folder: Path, root: Path) -> tuple[Record, Verdict, list[Cand
 def _tune(folder: Path) -> Record:
     tune = read_object(folder / "tune.json")
     stages = tune.get("stages")
-    sections = finder_sections(folder)
+    sections: list[Record] = []
     runs: list[RunRecords] = []
     for stage in stages if isinstance(stages, list) else []:
         if isinstance(stage, dict):
@@ -145,7 +145,7 @@ def _tune(folder: Path) -> Record:
 
 
 def _stage(folder: Path, stage: Record) -> tuple[Record, list[RunRecords]]:
-    """One stage of a tune: what it concluded, and the charts of its sweep, or of its single run and the finder in it."""
+    """One stage of a tune: what it concluded, and the charts of its sweep, as soon as that has begun."""
     name = str(stage.get("folder") or stage.get("name") or "")
     # Looked up among what is there: a name from a file may be any text, also one that leads elsewhere.
     inside = next((path for path in folder.iterdir() if path.name == name and path.is_dir()), None)
@@ -155,15 +155,10 @@ def _stage(folder: Path, stage: Record) -> tuple[Record, list[RunRecords]]:
         "text": str(stage.get("conclusion") or "No conclusion yet."),
         "chosen": f"{stage.get('key')} = {_shown(stage['chosen'])}" if stage.get("chosen") is not None else "",
     }
-    kind = kind_of(inside) if inside else None
-    if inside is None or kind is None:
+    if inside is None or kind_of(inside) != "sweep":
         return {"charts": []} | said, []
-    if kind == "sweep":
-        section, _, candidates, _ = _sweep_section(inside, folder)
-        return section | said, [one.run for one in candidates if one.run is not None]
-    runs = [doctor.read(inside)] if kind == "run" else []
-    finder = [chart for section in finder_sections(inside) for chart in section["charts"]]
-    return {"charts": finder + [chart for run in runs for chart in run_charts(run)]} | said, runs
+    section, _, candidates, _ = _sweep_section(inside, folder)
+    return section | said, [one.run for one in candidates if one.run is not None]
 
 
 def _best_yaml(folder: Path, best: Any) -> str:

@@ -246,14 +246,6 @@ def test_a_sweep_of_ramps_is_not_judged_by_how_they_ended(sweep):
     assert {row["rank"] for row in page["sections"][0]["table"]["rows"]} == {""}
 
 
-def test_a_stage_may_be_a_single_run_with_the_finder_in_it(write_run, tmp_path):
-    stage = write_run(tmp_path / "0-find")
-    (stage / "lr_find.json").write_text(json.dumps({"rates": [1e-6, 1e-5], "reward": [0.1, 0.2], "kl": [0.1, 0.2]}))
-    (tmp_path / "tune.json").write_text(json.dumps({"stages": [{"folder": "0-find", "title": "Find"}]}))
-    shown = list(charts(contents(tmp_path)))
-    assert shown[:3] == ["finder-reward", "finder-kl", "accuracy"]
-
-
 def test_a_folder_of_something_else_is_said_to_be_that(tmp_path):
     assert kind_of(tmp_path / "absent") is None
     with pytest.raises(UserError, match="holds no run"):
@@ -292,8 +284,8 @@ def test_no_records_make_it_raise(write_run, tmp_path_factory, metrics, evals, s
     for name, text in {"metrics.jsonl": metrics, "evals.jsonl": evals, "samples.jsonl": samples}.items():
         (run / name).write_text(text, encoding="utf-8", errors="surrogatepass")
     (run / "summary.json").write_text(json.dumps(summary))
-    for name in ("lr_find.json", *{"run": (), "sweep": ("sweep.json",), "tune": ("tune.json",)}[kind]):
-        ((run if kind == "run" else folder) / name).write_text(json.dumps(states))
+    name = {"run": "lr_find.json", "sweep": "sweep.json", "tune": "tune.json"}[kind]
+    ((run if kind == "run" else folder) / name).write_text(json.dumps(states))
     page = contents(run if kind == "run" else folder)
     assert page["kind"] == kind
     json.dumps(page, allow_nan=False)
