@@ -88,6 +88,11 @@ class Display:
         self.notice(f"step {record['step']}: held-out accuracy {self._accuracy}{sampled} ({record['n']} problems)")
 
 
+def say(console: Console, text: str) -> None:
+    """Prints a text as it is: commands are to be copied, so no line is broken and nothing is taken for markup."""
+    console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
 def print_summary(
     console: Console, folder: Path, summary: Record, before: Sequence[Record], after: Sequence[Record]
 ) -> None:
@@ -112,9 +117,7 @@ def print_summary(
             highlight=False,
         )
     page = f"\nReport:     {folder / 'report.html'}" if (folder / "report.html").exists() else ""
-    console.print(f"Run folder: {folder}{page}\n\nNext:", highlight=False, soft_wrap=True, markup=False)
-    for line in summary["advice"]:
-        console.print(f"  {line}", highlight=False, soft_wrap=True, markup=False)
+    say(console, "\n".join([f"Run folder: {folder}{page}\n\nNext:", *(f"  {line}" for line in summary["advice"])]))
 
 
 def shell_command(verb: str) -> str:

@@ -16,6 +16,7 @@ from agent_tunix.workflows.diagnosis.finding import Finding
 from agent_tunix.workflows.diagnosis.records import RunRecords, read_run
 from agent_tunix.workflows.diagnosis.remedies import OwnOverrides
 from agent_tunix.workflows.diagnosis.sweep import SweepReport, examine_sweep
+from agent_tunix.workflows.display import say
 from agent_tunix.workflows.sweep_folder import job_folders
 
 USAGE = "usage: agent-tunix doctor <run or sweep folder> [--json]"
@@ -80,32 +81,27 @@ def show(folder: Path, report: Report | SweepReport, console: Console) -> None:
 
 
 def show_run(folder: Path, report: Report, console: Console) -> None:
-    _say(console, f"{folder}: {VERDICTS[report.verdict]}\n{report.judged_by}\n")
+    say(console, f"{folder}: {VERDICTS[report.verdict]}\n{report.judged_by}\n")
     width = max(map(len, report.vitals))
     for name, value in report.vitals.items():
-        _say(console, f"  {name:{width}}  {value}")
+        say(console, f"  {name:{width}}  {value}")
     _show_findings(report.findings, console)
 
 
 def show_sweep(folder: Path, report: SweepReport, console: Console) -> None:
-    _say(console, f"{folder}: a sweep of {len(report.jobs)} jobs\n")
+    say(console, f"{folder}: a sweep of {len(report.jobs)} jobs\n")
     width = max(len(job.label) for job in report.jobs)
     for job in report.jobs:
         accuracy = "-" if job.accuracy is None else f"{job.accuracy:.1%}"
         state = ", ".join(sorted(job.illnesses)) or job.report.verdict
-        _say(console, f"  {job.name:>3}  {job.label:{width}}  held-out accuracy {accuracy:>6}  {state}")
+        say(console, f"  {job.name:>3}  {job.label:{width}}  held-out accuracy {accuracy:>6}  {state}")
     best = next((job for job in report.jobs if job.name == report.best), None)
     if best is not None:
         tied = f"; not told from it by noise: {', '.join(report.tied)}" if report.tied else ""
-        _say(console, f"\nBest: job {best.name}  {best.label}  ({best.accuracy:.1%}){tied}")
+        say(console, f"\nBest: job {best.name}  {best.label}  ({best.accuracy:.1%}){tied}")
     _show_findings(report.findings, console)
 
 
 def _show_findings(findings: Sequence[Finding], console: Console) -> None:
     for number, finding in enumerate(findings, start=1):
-        _say(console, f"\n{number}. {finding.illness} ({finding.severity})\n   {finding.evidence}\n   try: {finding.remedy}")
-
-
-def _say(console: Console, text: str) -> None:
-    """Commands are to be copied: no line is broken and nothing is taken for markup."""
-    console.print(text, soft_wrap=True, markup=False, highlight=False)
+        say(console, f"\n{number}. {finding.illness} ({finding.severity})\n   {finding.evidence}\n   try: {finding.remedy}")

@@ -26,6 +26,7 @@ from agent_tunix.models import kernels
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.workflows import memory, setup
 from agent_tunix.workflows.curve import as_svg, in_characters
+from agent_tunix.workflows.display import say
 from agent_tunix.workflows.examples import load_rows, load_task
 from agent_tunix.workflows.plan import Plan, make_plan
 
@@ -180,8 +181,7 @@ def _show(record: Record, rates: list[float], picture: Path, console: Console) -
             table.add_row(name, section.format(value))
         console.print(table)
         if title == "learning_rate":
-            console.print(in_characters(rates, record["counts"]["updates"]), highlight=False, markup=False)
-            console.print(f"picture: {picture}", soft_wrap=True)
+            say(console, f"{in_characters(rates, record['counts']['updates'])}\npicture: {picture}")
     if record["devices"] > 1:
         console.print(f"The memory is that of each of {record['devices']} devices.")
     device = record["device"]

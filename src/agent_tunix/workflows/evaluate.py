@@ -33,6 +33,7 @@ from agent_tunix.models.lora import Trainable, policy
 from agent_tunix.tasks import answers, rewards
 from agent_tunix.tasks.datasets import Example, batches
 from agent_tunix.workflows import setup
+from agent_tunix.workflows.display import say
 from agent_tunix.workflows.examples import load_examples, prompt_width
 
 ASKED = ("run", "step", "inference_config", "num_passes", "evaluation", "seed")  # what can be chosen for a run
@@ -133,12 +134,12 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     completions = alone(complete(model, trainable, examples, width, cfg.evaluation.batch_size, sampling, temperature, key))
     record = {"step": step, "split": "test", **grade(examples, completions), "num_passes": cfg.num_passes}
     record |= {f"inference/{k}": v for k, v in cfg.inference_config.model_dump().items()}
-    console.print(_title(record, cfg, trained), soft_wrap=True)
+    say(console, _title(record, cfg, trained))
     console.print(_table(record))
     folder = run_folder(Path(cfg.run) if cfg.run else output)
     folder.evaluation(record)
     folder.close()
-    console.print(f"written to {folder.path / 'evals.jsonl'}", soft_wrap=True)
+    say(console, f"written to {folder.path / 'evals.jsonl'}")
     return record
 
 

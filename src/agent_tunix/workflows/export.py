@@ -34,6 +34,7 @@ from agent_tunix.models.tokenizer import MODEL
 from agent_tunix.models.tokenizer_files import tokenizer_files
 from agent_tunix.models.weights import save_tensors, stacked_tensor
 from agent_tunix.workflows import setup
+from agent_tunix.workflows.display import say
 
 
 def run(cfg: ExportConfig, console: Console) -> Path:
@@ -56,7 +57,7 @@ def run(cfg: ExportConfig, console: Console) -> Path:
             _write_merged(folder, trained, model, trainable, cfg)
             hint = f'AutoModelForCausalLM.from_pretrained("{output}")'
             hint = f"python convert_hf_to_gguf.py {output}" if cfg.format == "gguf-ready" else hint
-    console.print(f"Step {step} of {cfg.run} is written to {output}\nLoad it with: {hint}", markup=False, soft_wrap=True)
+    say(console, f"Step {step} of {cfg.run} is written to {output}\nLoad it with: {hint}")
     return output
 
 

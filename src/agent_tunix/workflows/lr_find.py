@@ -29,7 +29,7 @@ from agent_tunix.tasks.datasets import Stream
 from agent_tunix.workflows import ramp, setup
 from agent_tunix.workflows.curve import as_svg, in_characters
 from agent_tunix.workflows.diagnosis.remedies import join, less, rounded, with_lr_min
-from agent_tunix.workflows.display import Bars
+from agent_tunix.workflows.display import Bars, say
 from agent_tunix.workflows.gather import Run
 from agent_tunix.workflows.plan import make_plan
 from agent_tunix.workflows.report.page import report_on
@@ -182,14 +182,9 @@ def _title(found: Record) -> str:
 
 
 def _show(path: Path, found: Record, advice: list[str], console: Console, updates: int) -> None:
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, markup=False, highlight=False)
-
     if len(found["rates"]) > 1:
-        say(f"\n{_title(found)}\n{in_characters(found['reward'], updates)}")
-    say(f"\n{found['conclusion']}")
+        say(console, f"\n{_title(found)}\n{in_characters(found['reward'], updates)}")
+    say(console, f"\n{found['conclusion']}")
     if found["suggested"] is not None:
-        say(f"Suggested: {RATE}={found['suggested']:g}")
-    say(f"Folder: {path}, with report.html\n\nNext:")
-    for line in advice:
-        say(f"  {line}")
+        say(console, f"Suggested: {RATE}={found['suggested']:g}")
+    say(console, "\n".join([f"Folder: {path}, with report.html\n\nNext:", *(f"  {line}" for line in advice)]))

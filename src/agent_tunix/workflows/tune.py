@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -20,6 +21,7 @@ from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.workflows import setup
 from agent_tunix.workflows.diagnosis.records import read_object
 from agent_tunix.workflows.diagnosis.remedies import join, leaves
+from agent_tunix.workflows.display import say
 from agent_tunix.workflows.plan import Plan
 from agent_tunix.workflows.train import prepare
 from agent_tunix.workflows.tuning.closing import close
@@ -87,11 +89,7 @@ def begin(
 ) -> tuple[Session, Plan]:
     """Loads what all candidates share; whatever the user must mend is found here, before anything is written."""
     shelf, whole = setup.Shelf(), training_config(cfg)
-
-    def notice(text: str) -> None:
-        console.print(text, soft_wrap=True, markup=False, highlight=False)
-
-    plan = prepare(whole, shelf, notice).plan
+    plan = prepare(whole, shelf, partial(say, console)).plan
     for stage in stages(cfg, start(cfg), plan.total_steps):
         for value in stage.values:
             candidate(whole, {**start(cfg), stage.key: value})

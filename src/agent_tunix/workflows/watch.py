@@ -19,6 +19,7 @@ from rich.console import Console
 
 from agent_tunix.engine.metrics import Record
 from agent_tunix.errors import UserError
+from agent_tunix.workflows.display import say
 from agent_tunix.workflows.report.contents import contents, kind_of
 from agent_tunix.workflows.report.page import data_of, page_of
 from agent_tunix.workflows.report.verdict import Verdict
@@ -36,9 +37,7 @@ def main(arguments: Sequence[str], console: Console) -> None:
         return
     folder, port = _parsed(list(arguments))
     with open_server(folder, port) as server:
-        console.print(
-            f"{folder} is shown at http://{HOST}:{server.server_port}/ (Ctrl-C ends it)", soft_wrap=True, markup=False
-        )
+        say(console, f"{folder} is shown at http://{HOST}:{server.server_port}/ (Ctrl-C ends it)")
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from agent_tunix.engine.metrics import Record, replace_text
 from agent_tunix.errors import UserError
+from agent_tunix.workflows.display import say
 from agent_tunix.workflows.report.contents import contents
 
 USAGE = "usage: agent-tunix report <run, sweep or tune folder>"
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str], console: Console) -> None:
     folder = Path(arguments[0])
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder.\n{USAGE}")
-    console.print(str(write_report(folder)), soft_wrap=True, markup=False, highlight=False)
+    say(console, str(write_report(folder)))
 
 
 def write_report(folder: Path) -> Path:

@@ -22,6 +22,7 @@ from agent_tunix.engine.metrics import Record, read_records, replace_text
 from agent_tunix.workflows import setup, sweep
 from agent_tunix.workflows.diagnosis.records import Accuracy
 from agent_tunix.workflows.diagnosis.remedies import less, value_text
+from agent_tunix.workflows.display import say
 from agent_tunix.workflows.sweep_folder import read_index
 from agent_tunix.workflows.tuning.halving import Price
 from agent_tunix.workflows.tuning.stages import Settings, candidate, possible
@@ -83,7 +84,7 @@ class Session:
         return self.places[-1]
 
     def say(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True, markup=False, highlight=False)
+        say(self.console, text)
 
     def seconds(self) -> float:
         return self.spent + time.monotonic() - self.began
