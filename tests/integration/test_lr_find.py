@@ -57,15 +57,23 @@ def test_a_ramp_without_a_signal_says_so_and_what_to_try(command, tmp_path):
     assert advice[0].endswith("lr_find.lr_high=1e-08")
 
 
-@pytest.mark.parametrize(("interrupted", "steps"), [(True, 40), (False, 60)])
-def test_a_ramp_without_a_suggestion_is_advised_as_long_as_it_can_be_or_once_more(interrupted, steps):
-    """The data holds 60 updates, and the ramp was to make 40; an interrupted one has not shown them too few."""
-    cfg = SimpleNamespace(training=SimpleNamespace(prompts_per_step=2))
-    plan = SimpleNamespace(total_steps=40, iterations=1)
-    r = SimpleNamespace(task=SimpleNamespace(train=[None] * 120), cfg=cfg, plan=plan, overrides=["lr_find.num_steps=40"])
+@pytest.mark.parametrize(
+    ("interrupted", "made", "advised"),
+    [
+        (True, 40, "lr_find.num_steps=40"),
+        (False, 40, "lr_find.num_steps=60"),
+        (False, 60, "lr_find.num_steps=60 grpo.num_generations=8"),
+    ],
+)
+def test_a_ramp_without_a_suggestion_is_advised_what_it_has_not_had(interrupted, made, advised):
+    """The data holds 60 updates; a ramp that was interrupted has not shown its own to be too few."""
+    cfg = SimpleNamespace(training=SimpleNamespace(prompts_per_step=2), grpo=SimpleNamespace(num_generations=4))
+    plan = SimpleNamespace(total_steps=made, iterations=1)
+    given = [f"lr_find.num_steps={made}"]
+    r = SimpleNamespace(task=SimpleNamespace(train=[None] * 120), cfg=cfg, plan=plan, overrides=given)
     found = {"suggested": None, "rates": [1e-3], "kl": [0.5]}
     [advice] = lr_find._advice(found, r, interrupted, 1e-7)
-    assert advice.endswith(f"lr-find lr_find.num_steps={steps}")
+    assert advice.endswith(f"lr-find {advised}")
 
 
 def test_a_rate_below_the_runs_lr_min_takes_it_down_with_it():

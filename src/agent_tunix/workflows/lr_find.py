@@ -147,7 +147,7 @@ def _reading(path: Path, r: Run, whole: Run) -> Record:
 def _advice(found: Record, r: Run, interrupted: bool, lr_min: float | None) -> list[str]:
     """The commands to try next: further up where the policy hardly moved, else more steps, as many as an epoch has.
 
-    The run's lr_min goes down with a rate below it.
+    Where it had all of them, larger groups, whose rewards are less noisy. The run's lr_min goes down with a rate below it.
     """
     reached = found["rates"][-1] if found["rates"] else 1.0
     if found["suggested"] is None and not interrupted and reached < 1 and found["kl"][-1] < STILL:
@@ -156,7 +156,10 @@ def _advice(found: Record, r: Run, interrupted: bool, lr_min: float | None) -> l
     if found["suggested"] is None:
         most = len(r.task.train) // r.cfg.training.prompts_per_step * r.plan.iterations
         steps = r.plan.total_steps if interrupted else min(2 * r.plan.total_steps, most)
-        return [join([*less(r.overrides, "lr_find.num_steps"), f"lr_find.num_steps={steps}"], "lr-find")]
+        key, value = "lr_find.num_steps", steps
+        if steps == r.plan.total_steps and not interrupted:
+            key, value = "grpo.num_generations", 2 * r.cfg.grpo.num_generations
+        return [join([*less(r.overrides, key), f"{key}={value}"], "lr-find")]
     low, high = (rounded(rate) for rate in found["range"])
     grid = ",".join(f"{rate:g}" for rate in dict.fromkeys((low, found["suggested"], high)))
 
