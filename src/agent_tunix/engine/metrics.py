@@ -1,4 +1,4 @@
-"""A run's folder: configuration, metrics, evaluations, samples, summary and TensorBoard curves, as the design lays down."""
+"""A run's folder: configuration, metrics, evaluations, samples, summary and TensorBoard curves (see docs/api/train.rst)."""
 
 from __future__ import annotations
 
