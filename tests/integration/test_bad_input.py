@@ -123,8 +123,8 @@ def test_a_faulty_reward_function_stops_the_run_with_its_name_and_the_completion
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == status
 
 
-def test_a_folder_that_holds_a_run_is_not_overwritten(command):
-    assert command("train", *TINY, "hydra.run.dir=out").code == 0
+def test_a_folder_that_holds_a_run_is_not_overwritten(command, write_run, tmp_path):
+    write_run(tmp_path / "out")
     outcome = command("train", *TINY, "hydra.run.dir=out")
     assert outcome.code == 2
     assert "training.resume=" in outcome.err

@@ -78,7 +78,7 @@ ILL = {
         "optimizer.warmup_ratio=0.2",
     ),
 }
-LATER = ("slow", "short answers", "swinging", "nothing holds it")  # long, or compiled for nothing else
+LATER = ("slow", "short answers", "swinging", "nothing holds it", "decayed")  # long, or compiled for nothing else
 NAMES = [pytest.param(name, marks=[pytest.mark.parity] if name in LATER else []) for name in ILL]
 
 
@@ -143,13 +143,10 @@ def test_a_healthy_run_is_told_so(train, command):
     assert "held-out accuracy" in outcome.out
 
 
+@pytest.mark.parity
 def test_a_long_warmup_is_told_to_a_run_that_learnt_all_the_same(train, command):
     report = examine(command, train("scheduler.warmup_steps=12"))
     assert [finding["illness"] for finding in report["findings"]] == ["warm-up as long as the run"]
-
-
-def test_a_run_too_short_is_told_that(train, command):
-    assert examine(command, train("training.num_batches=2"))["verdict"] == "too short"
 
 
 @pytest.mark.parity

@@ -16,11 +16,14 @@ RUN += ["evaluation.num_examples=8", "evaluation.sampled=false"]
 
 
 def test_the_plan_is_what_the_run_does(command, tmp_path):
-    planned = command("plan", *RUN, "hydra.run.dir=plan")
+    unusual = "optimizer.weight_decay=0.2"
+    planned = command("plan", *RUN, unusual, "hydra.run.dir=plan")
     assert planned.code == 0, planned.err
+    assert planned.out.count("warning:") == planned.out.count(f"warning: {unusual}") == 1
     assert not list(tmp_path.rglob("metrics.jsonl"))
     assert (tmp_path / "plan" / "learning_rate.svg").read_text().startswith("<svg")
-    assert command("train", *RUN, "hydra.run.dir=run").code == 0
+    assert command("train", *RUN, unusual, "hydra.run.dir=run").code == 0
+    assert len(json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"]) == 1
     records = read_records(tmp_path / "run" / "metrics.jsonl")
     assert "It fits " in planned.out
     assert re.search(rf"updates\s+│\s+{len(records)}\b", planned.out)
@@ -35,11 +38,11 @@ def test_dry_run_is_the_same(command):
     ).out.replace("b/", "")
 
 
-def test_a_continued_run_is_planned_with_its_own_configuration(command):
-    assert command("train", *RUN, "hydra.run.dir=run").code == 0
+def test_a_continued_run_is_planned_with_its_own_configuration(command, write_run, tmp_path):
+    write_run(tmp_path / "run", training__num_batches=3)
     outcome = command("plan", "training.resume=run", "training.num_epochs=2", "hydra.run.dir=plan")
     assert outcome.code == 0, outcome.err
-    assert "last (update 12)" in outcome.out
+    assert "last (update 6)" in outcome.out
 
 
 @pytest.mark.parametrize(
@@ -89,30 +92,5 @@ def test_a_real_model_is_planned_without_its_weights_or_data(command):
     assert "optimizer.learning_rate=3e-06 is low: 1e-05 to 3e-05 suit 270m" in outcome.out.replace("\n", " ")
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("optimizer.learning_rate=1e-3", "may diverge"),
-        ("optimizer.learning_rate=1e-6", "may learn very slowly"),
-        ("optimizer.weight_decay=0.5", "weight_decay=0.5 is outside the typical 0 to 0.1"),
-        ("optimizer.max_grad_norm=50", "exploding gradients"),
-        ("optimizer.warmup_ratio=0.5", "below the peak rate"),
-        ("optimizer.betas=[0.5,0.9]", "are unusual"),
-        ("optimizer.eps=0.1", "damped away"),
-    ],
-)
-def test_unusual_settings_are_warned_of_once(command, override, said):
-    rate = [] if "learning_rate" in override else ["optimizer.learning_rate=1e-5"]
-    outcome = command("plan", "+experiment=quick_test", *rate, override, "hydra.run.dir=plan")
-    assert outcome.code == 0, outcome.err
-    assert outcome.out.count("warning:") == 1
-    assert said in outcome.out
-
-
-def test_usual_settings_are_not_warned_of(command, tmp_path):
+def test_usual_settings_are_not_warned_of(command):
     assert "warning" not in command("plan", "+experiment=quick_test", "hydra.run.dir=plan").out
-    assert (
-        command("train", *RUN, "optimizer.learning_rate=1e-3", "hydra.run.dir=run", "training.on_divergence=ignore").code
-        == 0
-    )
-    assert len(json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"]) == 1

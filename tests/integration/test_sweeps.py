@@ -219,6 +219,7 @@ def test_a_group_is_cut_to_what_memory_holds(monkeypatch):
     group, said = jobs(*([f"seed={seed}"] for seed in range(4))), []
     first = train.prepare(group[0].cfg, setup.Shelf(), print)
     planned = dry_run.shapes(first.cfg, first.task.prompt_width)
+    monkeypatch.setattr(sweep, "cost_of_many", lambda r, members: 1.0)
     for members, sizes in ((4, [4]), (3, [2, 2]), (2, [2, 2]), (1, [1, 1, 1, 1])):
         needed = memory.peak_of_several(planned, members)
         monkeypatch.setattr(sweep, "card", lambda needed=needed: ("a card", 1.001 * needed / dry_run.USABLE))

@@ -51,6 +51,21 @@ def test_a_warning_names_the_key_the_danger_and_the_remedy():
     assert "may learn very slowly; set optimizer.learning_rate=1e-05" in line
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("optimizer.weight_decay=0.5", "weight_decay=0.5 is outside the typical 0 to 0.1"),
+        ("optimizer.max_grad_norm=50", "exploding gradients"),
+        ("optimizer.warmup_ratio=0.5", "below the peak rate"),
+        ("optimizer.betas=[0.5,0.9]", "are unusual"),
+        ("optimizer.eps=0.1", "damped away"),
+    ],
+)
+def test_every_unusual_setting_is_warned_of(override, said):
+    (line,) = warnings(config("optimizer.learning_rate=1e-5", override))
+    assert said in line
+
+
 @pytest.mark.parametrize(("model", "middle"), [("tiny", 3e-6), ("270m", 1e-5), ("1b", 3e-6), ("4b", 1e-6)])
 def test_a_search_begins_in_the_middle_of_the_guidance(model, middle):
     cfg = config(f"model=gemma3_{model}")
