@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 
 from agent_tunix.workflows.diagnosis import grpo, optimizer
 from agent_tunix.workflows.diagnosis.finding import Finding, Severity
-from agent_tunix.workflows.diagnosis.records import RunRecords, difference, late, trend
-from agent_tunix.workflows.diagnosis.signs import ACCURACIES, SHORT, learnt, near_ceiling
+from agent_tunix.workflows.diagnosis.records import RunRecords, difference, late
+from agent_tunix.workflows.diagnosis.signs import ACCURACIES, SHORT, learnt, near_ceiling, reward_or_loss
 
 Symptom = Callable[[RunRecords], Finding | None]
 
@@ -130,10 +130,9 @@ def vitals(run: RunRecords) -> dict[str, str]:
         if len(seen) > 1:
             error = difference(seen[0], seen[-1]).error
             shown[f"held-out {key.replace('_', ' ')}"] = f"{seen[0]} -> {seen[-1]} (+- {error:.1%}, {seen[-1].n} problems)"
-    for key, name in (("reward/mean", "reward"), ("loss", "loss")):
-        change = trend(run.values(key))
-        if change is not None and (key == "reward/mean" or run.supervised):
-            shown[name] = f"{change.early:.3g} -> {change.late:.3g} (+- {change.error:.2g}, first and last third)"
+    name, change = reward_or_loss(run)
+    if change is not None:
+        shown[name] = f"{change.early:.3g} -> {change.late:.3g} (+- {change.error:.2g}, first and last third)"
     for key, name in (("kl", "kl at the end"), ("entropy", "entropy at the end"), ("grad_norm", "gradient norm at the end")):
         end = late(run.values(key))
         if end is not None and (key != "kl" or run.measures_kl):

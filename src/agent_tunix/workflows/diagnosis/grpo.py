@@ -23,6 +23,7 @@ from agent_tunix.workflows.diagnosis.signs import (
 NO_SIGNAL = 0.9  # share of groups without variance; a run that is learning has less than half of them until it is done
 CUT = 0.5  # share of completions cut at the limit: more are cut than are judged
 SOME_CUT = 0.2  # share worth a word
+NEARLY_ALL_CUT = 0.9  # share at which twice the room would hardly do
 WELL_FORMED = 0.85  # share at which the format counts as learnt
 SOLVED = 0.8  # accuracy above which groups agree because they are right, and format is not all that was learnt
 HALF = 0.5  # accuracy above which a run that learnt may have stopped exploring without harm
@@ -93,7 +94,7 @@ def truncated(run: RunRecords) -> Finding | None:
         return None
     limit = int(run.number("generation.max_generation_steps", 512))
     evidence = f"{cut:.0%} of the last completions were cut at generation.max_generation_steps={limit}"
-    remedy = rerun(run, {"generation.max_generation_steps": (4 if cut > NO_SIGNAL else 2) * limit})
+    remedy = rerun(run, {"generation.max_generation_steps": (4 if cut > NEARLY_ALL_CUT else 2) * limit})
     return Finding("answers truncated", unless(cut < CUT or learnt(run)), evidence, remedy)
 
 

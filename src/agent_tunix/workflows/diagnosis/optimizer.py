@@ -136,7 +136,7 @@ def oscillating(run: RunRecords) -> Finding | None:
             values = [value for _, value in points]
             evidence = (
                 f"{name} turned {turns} times by more than {amplitude:.2g} between step {points[0][0]} and {points[-1][0]} "
-                f"(from {min(values):.3g} to {max(values):.3g}); noise alone explains a third of that"
+                f"(from {min(values):.3g} to {max(values):.3g}), which noise alone does not do"
             )
             return Finding("oscillating", Severity.SERIOUS, evidence, rerun(run, _gentler(run)))
     return None

@@ -93,17 +93,19 @@ def near_ceiling(run: RunRecords) -> bool:
     return best_success(run) >= CEILING
 
 
+def reward_or_loss(run: RunRecords) -> tuple[str, Change | None]:
+    """The name and the trend of what training is to change step by step: the reward, or the loss where there is none."""
+    key, name = ("loss", "loss") if run.supervised else ("reward/mean", "reward")
+    return name, trend(run.values(key))
+
+
 def progress(run: RunRecords) -> str:
     """What became of accuracy and reward, in words."""
-    parts = []
-    seen = run.accuracies()
+    parts, seen, (name, change) = [], run.accuracies(), reward_or_loss(run)
     if len(seen) > 1:
-        change = difference(seen[0], seen[-1])
-        parts.append(f"held-out accuracy {seen[0]} -> {seen[-1]} (+- {change.error:.1%})")
-    for key, name in (("reward/mean", "reward"), ("loss", "loss")):
-        change_ = trend(run.values(key))
-        if change_ is not None and (key == "reward/mean" or run.supervised):
-            parts.append(f"{name} {change_.early:.3g} -> {change_.late:.3g} (+- {change_.error:.2g})")
+        parts.append(f"held-out accuracy {seen[0]} -> {seen[-1]} (+- {difference(seen[0], seen[-1]).error:.1%})")
+    if change is not None:
+        parts.append(f"{name} {change.early:.3g} -> {change.late:.3g} (+- {change.error:.2g})")
     return ", ".join(parts) or "nothing measured"
 
 

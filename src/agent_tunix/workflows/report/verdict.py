@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from agent_tunix.workflows.diagnosis.examination import Report
 from agent_tunix.workflows.diagnosis.finding import Severity
-from agent_tunix.workflows.diagnosis.records import TOLD_APART, Accuracy, RunRecords, difference, finite, trend
+from agent_tunix.workflows.diagnosis.records import TOLD_APART, Accuracy, RunRecords, difference, finite
+from agent_tunix.workflows.diagnosis.signs import reward_or_loss
 
 NAMED = 4  # candidates in one sentence
 ENDED = ("completed", "diverged", "rolled back")  # of a candidate: what it came to is all that it will come to
@@ -67,10 +68,9 @@ def _progress(run: RunRecords) -> str:
         return f"held-out accuracy {change(seen[0], seen[-1])} in {updates}"
     if seen:
         return f"held-out accuracy was {with_interval(seen[0])} at update {seen[0].step}, the only evaluation in {updates}"
-    key, name = ("loss", "the loss") if run.supervised else ("reward/mean", "the mean reward")
-    moved = trend(run.values(key))
+    name, moved = reward_or_loss(run)
     if moved is not None:
-        return f"{name} went from {moved.early:.3g} to {moved.late:.3g} in {updates}; nothing was evaluated"
+        return f"the {name} went from {moved.early:.3g} to {moved.late:.3g} in {updates}; nothing was evaluated"
     return f"nothing was evaluated in {updates}"
 
 
