@@ -104,7 +104,8 @@ def _until_the_end(tokens_BC, logprobs_BC, last, ends, pad_id: int) -> Rollouts:
 
 def _draw_rows(logits_BV, temperature_B1, uniform_B1, sampling: Sampling) -> tuple[jax.Array, jax.Array]:
     """A token of every row and its log-probability."""
-    k, vocab_size = 1 if sampling.greedy else sampling.top_k or logits_BV.shape[1], logits_BV.shape[1]
+    vocab_size = logits_BV.shape[1]
+    k = 1 if sampling.greedy else sampling.top_k or vocab_size
     if kernels.capability() >= kernels.AMPERE and draw_kernels.serve(k, vocab_size):
         of = (logits_BV, temperature_B1, uniform_B1)
         return draw_kernels.draw(*of, k=k, top_p=sampling.top_p, pad_id=sampling.pad_id)

@@ -11,7 +11,6 @@ from agent_tunix.engine.guard import Progress
 from agent_tunix.engine.metrics import Record, RunFolder, read_records
 from agent_tunix.tasks.rewards import is_fault_of_reward
 from agent_tunix.workflows.diagnosis.remedies import join, less, own_overrides, value_text, with_lr_min
-from agent_tunix.workflows.display import shell_command
 from agent_tunix.workflows.gather import Run
 
 HOW_TO_LEARN = ("experiment", "training", "optimizer", "scheduler", "grpo")  # what the run after a warm start does not share
@@ -51,7 +50,7 @@ def validations(folder: RunFolder) -> list[Record]:
 
 def _advice(r: Run, status: str, fault: str, path: Path) -> list[str]:
     """The commands to try next."""
-    cfg, train = r.cfg, shell_command("train")
+    cfg = r.cfg
     if is_fault_of_reward(fault):
         return [_again(r, "training.on_divergence", "ignore")]
     if status == "diverged":
@@ -59,16 +58,15 @@ def _advice(r: Run, status: str, fault: str, path: Path) -> list[str]:
     if status != "completed":
         return [join([f"training.resume={value_text(str(path))}"])]
     run = f"run={value_text(str(path))}"
-    layout = "format=peft" if cfg.model.lora_rank else "format=merged"
-    advice = [join([run, "inference_config=standard", "num_passes=8"], "evaluate"), join([run, layout], "export")]
-    advice.append(join([str(path)], "doctor"))
+    evaluate, examine = join([run, "inference_config=standard", "num_passes=8"], "evaluate"), join([str(path)], "doctor")
+    export = join([run, "format=peft" if cfg.model.lora_rank else "format=merged"], "export")
     if cfg.training.method == "supervised":
         kept = less(_overrides(r), *HOW_TO_LEARN)
-        return [join([*kept, f"training.init_from={value_text(str(path))}"]), *advice]
+        return [join([*kept, f"training.init_from={value_text(str(path))}"]), evaluate, export, examine]
     if cfg.model.model_size == "tiny":
-        sweep = "--multirun optimizer.learning_rate=1e-7,1e-6,1e-5,1e-4"
-        return [advice[0], advice[2], f"{train} +experiment=control", f"{train} +experiment=quick_test {sweep}"]
-    return advice
+        rates = "optimizer.learning_rate=1e-7,1e-6,1e-5,1e-4"
+        return [evaluate, examine, join(["+experiment=control"]), join(["+experiment=quick_test", "--multirun", rates])]
+    return [evaluate, export, examine]
 
 
 def remedy(r: Run, saved: Path | None, step: int, fault: str, progress: Progress) -> str:

@@ -175,12 +175,13 @@ def _landmarks(plan: Plan) -> dict[str, float]:
 
 
 def _show(record: Record, rates: list[float], picture: Path, console: Console) -> None:
-    for title, section in (("parameters", "{:,}"), ("counts", "{:,}"), ("learning_rate", "{:.3g}"), ("memory_gb", "{:.2f}")):
-        table = Table(title=title.replace("_", " "), show_header=False, title_justify="left")
-        for name, value in record[title].items():
-            table.add_row(name, section.format(value))
+    forms = {"parameters": "{:,}", "counts": "{:,}", "learning_rate": "{:.3g}", "memory_gb": "{:.2f}"}
+    for section, form in forms.items():
+        table = Table(title=section.replace("_", " "), show_header=False, title_justify="left")
+        for name, value in record[section].items():
+            table.add_row(name, form.format(value))
         console.print(table)
-        if title == "learning_rate":
+        if section == "learning_rate":
             say(console, f"{in_characters(rates, record['counts']['updates'])}\npicture: {picture}")
     if record["devices"] > 1:
         console.print(f"The memory is that of each of {record['devices']} devices.")

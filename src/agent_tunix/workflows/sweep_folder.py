@@ -24,8 +24,7 @@ def write_index(
     """
     index = read_index(folder)
     known = {job["job"]: job for job in index["jobs"]}
-    for name in overrides or {}:
-        known[name] = {"job": name, "overrides": list((overrides or {})[name])}
+    known |= {name: {"job": name, "overrides": list(given)} for name, given in (overrides or {}).items()}
     for path in job_folders(folder):
         known.setdefault(path.name, {"job": path.name, "overrides": []})
     jobs = [

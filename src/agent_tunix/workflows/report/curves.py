@@ -110,14 +110,13 @@ def _measured(run: RunRecords, measure: Measure) -> Sequence[Point]:
 
 
 def _chart(measure: Measure, series: Sequence[Series], runs: Sequence[RunRecords], crosses: Sequence[Mark]) -> Chart:
-    levels, note = [], measure.note
+    levels: list[Mark] = []
+    note = measure.note
     limits = {run.setting("optimizer.max_grad_norm") for run in runs if finite(run.setting("optimizer.max_grad_norm"))}
     if measure.key == "grad_norm" and len(limits) == 1:
         limit = float(limits.pop())
-        levels, note = (
-            [Mark(limit, f"max_grad_norm {limit:g}")],
-            f"{note} What is above the dashed line is scaled down to it.",
-        )
+        levels = [Mark(limit, f"max_grad_norm {limit:g}")]
+        note += " What is above the dashed line is scaled down to it."
     return Chart(
         measure.key,
         measure.title,

@@ -11,6 +11,8 @@ from omegaconf.errors import OmegaConfBaseException
 from agent_tunix.workflows.diagnosis.records import RunRecords
 from agent_tunix.workflows.diagnosis.remedies import leaves, shipped_leaves, value_text
 
+UNSET = "not set"
+
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
@@ -25,10 +27,10 @@ def settings(runs: Sequence[RunRecords]) -> list[Setting]:
     shipped = _shipped()
     rows = []
     for key in dict.fromkeys(key for table in tables for key in table):
-        values = list(dict.fromkeys(value_text(table[key]) if key in table else "not set" for table in tables))
-        default = value_text(shipped[key]) if key in shipped else "not set"
-        differs = bool(shipped) and values not in ([default], ["null"] if key not in shipped else [])
-        rows.append(Setting(key, ", ".join(values), default if differs else None, len(values) > 1))
+        values = list(dict.fromkeys(value_text(table[key]) if key in table else UNSET for table in tables))
+        default = value_text(shipped[key]) if key in shipped else UNSET
+        as_shipped = values == [default] or (default == UNSET and values == ["null"]) or not shipped
+        rows.append(Setting(key, ", ".join(values), None if as_shipped else default, len(values) > 1))
     return rows
 
 
