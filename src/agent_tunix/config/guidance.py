@@ -25,9 +25,8 @@ SMALL_DATA = (500, 1 / 3)  # "smaller datasets need lower learning rates"
 
 
 def rate_range(cfg: Config, num_examples: int | None) -> tuple[float, float, list[str]]:
-    """The rates that suit a run, and what they were moved for."""
-    factor = RATE_OF.get(cfg.optimizer.optimizer_name, 1.0)
-    low, high = (factor * rate for rate in cfg.model.guidance.learning_rate)
+    """The rates that suit a run whose optimizer has guidance, and what they were moved for."""
+    low, high = (RATE_OF[cfg.optimizer.optimizer_name] * rate for rate in cfg.model.guidance.learning_rate)
     reasons: list[str] = []
     ratio = cfg.training.prompts_per_step / cfg.model.guidance.prompts
     if ratio >= LARGE_BATCH[0]:
@@ -46,7 +45,9 @@ def rate_range(cfg: Config, num_examples: int | None) -> tuple[float, float, lis
 
 
 def middle_rate(cfg: Config) -> float:
-    """The middle of the rates that suit a run, as a value to begin a search from."""
+    """The middle of the rates that suit a run, as a value to begin a search from; without guidance, the run's own rate."""
+    if cfg.optimizer.optimizer_name not in RATE_OF:
+        return half_decades(cfg.optimizer.learning_rate)
     low, high, _ = rate_range(cfg, None)
     return half_decades(math.sqrt(low * high))
 

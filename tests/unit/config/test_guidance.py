@@ -74,6 +74,14 @@ def test_a_search_begins_in_the_middle_of_the_guidance(model, middle):
     assert low <= middle <= high
 
 
+@pytest.mark.parametrize(("rate", "middle"), [("1e-3", 1e-3), ("5e-3", 3e-3)])
+def test_a_search_for_an_optimizer_without_guidance_begins_at_the_runs_own_rate(rate, middle):
+    """AdamW's rates are a hundredth of what SGD learns with."""
+    cfg = config("model=gemma3_tiny", "optimizer=sgd", f"optimizer.learning_rate={rate}")
+    assert middle_rate(cfg) == middle
+    assert warnings(cfg) == []
+
+
 def test_half_decades_are_ones_and_threes():
     assert [half_decades(1e-5, up) for up in (-3, -2, -1, 0, 1, 2)] == [3e-7, 1e-6, 3e-6, 1e-5, 3e-5, 1e-4]
     assert [half_decades(rate) for rate in (1.7e-5, 2e-5, 4e-6, 0.9)] == [1e-5, 3e-5, 3e-6, 1.0]
