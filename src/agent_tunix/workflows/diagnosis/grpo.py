@@ -224,7 +224,7 @@ def _more_precisely(run: RunRecords) -> str:
 def clipped_ratios(run: RunRecords) -> Finding | None:
     """The policy moves so far within one batch that most of its updates are cut off."""
     later = [share for share in run.values("clip_fraction") if share > 0]  # a batch's first update seldom is clipped
-    iterations = max(1, int(run.number("grpo.num_iterations", 1)))
+    iterations = run.iterations
     if len(later) < 3 or len(later) < run.steps * (iterations - 1) / iterations / 2 or statistics.median(later) < CLIPPED:
         return None
     evidence = (

@@ -61,9 +61,9 @@ class RunRecords:
         return {}
 
     def _read_series(self, key: str) -> list[Point]:
-        iterations = max(1, int(self.number("grpo.num_iterations", 1))) if key.startswith(PER_BATCH) else 1
+        every = self.iterations if key.startswith(PER_BATCH) else 1
         measured = [r for r in self.metrics if finite(r.get("step")) and finite(r.get(key))]
-        return [(int(r["step"]), float(r[key])) for r in measured[::iterations]]
+        return [(int(r["step"]), float(r[key])) for r in measured[::every]]
 
     def values(self, key: str) -> list[float]:
         return [value for _, value in self.series(key)]
@@ -79,6 +79,11 @@ class RunRecords:
     @property
     def supervised(self) -> bool:
         return self.setting("training.method") == "supervised"
+
+    @property
+    def iterations(self) -> int:
+        """Updates from a batch; a worked answer is learnt once."""
+        return 1 if self.supervised else max(1, int(self.number("grpo.num_iterations", 1)))
 
     @property
     def measures_kl(self) -> bool:

@@ -238,6 +238,13 @@ def test_reversals(values, turns):
     assert reversals(values, 1.0) == turns
 
 
+def test_what_is_measured_once_a_batch_is_read_once_a_batch(config):
+    twice = changed(config, grpo__num_iterations=2)
+    assert len(run_of(twice, steps=6).series("reward/mean")) == 3
+    worked = changed(twice, training__method="supervised")
+    assert len(run_of(worked, steps=6).series("completion/truncated")) == 6, "a worked answer is learnt once"
+
+
 def test_a_series_is_read_once_and_not_kept_for_other_records(config):
     run = run_of(config, steps=3)
     assert run.series("kl") is run.series("kl")
