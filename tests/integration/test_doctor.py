@@ -184,10 +184,13 @@ def test_a_sweep_gets_a_line_a_job_and_its_best(train, command, tmp_path):
 
 def test_what_is_no_run_is_said_so(command, tmp_path):
     (tmp_path / "empty").mkdir()
-    for folder in ("empty", "absent"):
+    (tmp_path / "search").mkdir()
+    (tmp_path / "search" / "tune.json").write_text("{}")
+    for folder, said in (("empty", "no config.yaml"), ("absent", "not a folder"), ("search", "search/1-coarse-rate")):
         outcome = command("doctor", folder)
         assert outcome.code == 2
         assert folder in outcome.err
+        assert said in outcome.err
     assert command("doctor").code == 2
     assert command("doctor", "empty", "--jsno").code == 2
     assert "--json" in command("doctor", "--help").out

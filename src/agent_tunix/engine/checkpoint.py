@@ -76,7 +76,8 @@ class Checkpoints:
         self.settle()
         steps = self.steps()
         if not steps:
-            raise UserError(f"{self._manager.directory} holds no checkpoint yet; start the run anew.")
+            run = self._manager.directory.parent
+            raise UserError(f"{run} holds no checkpoint yet; training.resume=<its folder> goes on with it, and writes one.")
         step = steps[-1] if step is None else step
         if step not in steps:
             raise UserError(f"step={step}: there is no such checkpoint; kept are steps {', '.join(map(str, steps))}.")

@@ -53,6 +53,8 @@ def diagnose(folder: Path) -> Report | SweepReport:
         raise UserError(
             f"{ramp} is a ramp of lr-find, which ends in collapse on purpose; see its lr_find.json or report.html."
         )
+    if (folder / "tune.json").is_file():
+        raise UserError(f"{folder} is a search; give one of its stages, as in {folder / '1-coarse-rate'}.")
     if jobs and not (folder / "config.yaml").is_file():
         return examine_sweep({job.name: read(job) for job in jobs})
     return examine(read(folder))
