@@ -166,7 +166,7 @@ def config_of(arch: Architecture, dtype: str) -> dict[str, Any]:
         "rope_theta": arch.rope_global_base,
         "rope_scaling": scaling,
         "rms_norm_eps": arch.norm_eps,
-        "max_position_embeddings": 32768,
+        "max_position_embeddings": 32768 if scaling is None else 131072,  # those that are published with scaled positions
         TIED: True,
         "attention_bias": False,
         "pad_token_id": 0,

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from agent_tunix.config.load import config_folder
 from agent_tunix.config.schema import ModelSection
 from agent_tunix.errors import UserError
-from agent_tunix.models.huggingface import INDEX, SafetensorsFolder, read_architecture
+from agent_tunix.models.huggingface import INDEX, SafetensorsFolder, config_of, read_architecture
 from agent_tunix.workflows.setup import architecture
 
 LINEAR = {"factor": 8.0, "rope_type": "linear"}
@@ -84,6 +84,11 @@ def described(size):
 @pytest.mark.parametrize("size", PUBLISHED)
 def test_published_configs_fit_conf_model(tmp_path, size):
     assert read_architecture(write(tmp_path, PUBLISHED[size])) == described(size)
+
+
+@pytest.mark.parametrize(("size", "longest"), [("270m", 32768), ("1b", 32768), ("4b", 131072), ("27b", 131072)])
+def test_an_exported_model_takes_as_long_a_text_as_the_published_one(size, longest):
+    assert config_of(described(size), "bfloat16")["max_position_embeddings"] == longest
 
 
 def test_configs_by_kind_of_layer_fit_too(tmp_path):
