@@ -49,7 +49,7 @@ def mistake_of(fault: BaseException) -> UserError | None:
 
 def _of_files(fault: OSError) -> UserError | None:
     full = f"Free some space. {GOING_ON}"
-    refused = "Check what is there and who may write; hydra.run.dir or hydra.sweep.dir=<folder> choose where results go."
+    refused = "Check what is there and who may read or write it; results go to hydra.run.dir or hydra.sweep.dir=<folder>."
     remedies = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), full)
     there = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
     remedies |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, *there), refused)

@@ -15,7 +15,7 @@ from agent_tunix.errors import mistake_of
     [
         (errno.ENOSPC, "Free some space"),
         (errno.EFBIG, "Free some space"),
-        (errno.EACCES, "hydra.run.dir"),
+        (errno.EACCES, "who may read or write it; results go to hydra.run.dir"),
         (errno.EEXIST, "what is there"),
         (errno.EISDIR, "what is there"),
         (errno.ENAMETOOLONG, "what is there"),
