@@ -264,16 +264,17 @@ def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> No
     sys.argv[1:] = hydra_arguments(sys.argv[1:])
 
     def job(composed: DictConfig) -> float | None:
+        of_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
         with _answering():  # here too: Hydra would print the overrides before it passes a mistake on
             try:
                 return task(composed)
             except DivergenceError as fault:
-                if HydraConfig.get().mode != RunMode.MULTIRUN:
+                if not of_sweep:
                     raise
                 print(fault, file=sys.stderr)  # one bad candidate does not end a sweep
                 return 0.0
             finally:
-                folders.remove_unused(Path(HydraConfig.get().runtime.output_dir))
+                folders.remove_unused(*([Path(HydraConfig.get().runtime.output_dir)] if of_sweep else []))
 
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=config_name)(job)()

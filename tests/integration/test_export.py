@@ -131,6 +131,11 @@ def test_mistakes_are_explained_and_leave_nothing_behind(command, trained, tmp_p
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
 
 
+def test_a_working_directory_that_is_empty_stays(command, tmp_path):
+    assert command("export", "run=nowhere").code == 2
+    assert tmp_path.exists()
+
+
 def test_a_failed_export_leaves_no_folder(trained, monkeypatch):
     cfg = ExportConfig(run=str(trained), step=None, format="peft", output=None, dtype="float32")
     for fault in (OSError(28, "No space left on device"), SafetensorError("I/O error: No space left on device")):
