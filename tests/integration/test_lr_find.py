@@ -106,6 +106,13 @@ def test_what_cannot_be_ramped_is_refused_and_nothing_is_written(command, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
+def test_checkpoints_that_are_not_the_ramps_own_are_not_removed_with_them(command, tmp_path):
+    (tmp_path / "out" / "checkpoints").mkdir(parents=True)
+    outcome = command("lr-find", "model=gemma3_tiny", *SMALL)
+    assert (outcome.code, "out/checkpoints is there already" in outcome.err) == (2, True)
+    assert (tmp_path / "out" / "checkpoints").exists()
+
+
 def test_a_ramp_that_broke_off_is_not_gone_on_with_as_a_run(command, tmp_path, monkeypatch):
     def killed(*_: object) -> None:
         raise UserError("killed")

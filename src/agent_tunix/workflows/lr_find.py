@@ -78,6 +78,8 @@ def check(cfg: LrFindConfig, path: Path) -> None:
     if low >= high:
         raise UserError(f"lr_find.lr_low={low:g} is not below lr_find.lr_high={high:g}.")
     setup.refuse_others(path, "lr_find.json")
+    if (path / "checkpoints").exists():
+        raise UserError(f"{path / 'checkpoints'} is there already, and a ramp removes its own; choose another folder.")
 
 
 def _begin(path: Path) -> None:
