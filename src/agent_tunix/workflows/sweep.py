@@ -30,7 +30,7 @@ from agent_tunix.engine.population import Foresight, Probe, alone, together
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.workflows import memory, setup
 from agent_tunix.workflows.diagnosis.remedies import value_text
-from agent_tunix.workflows.display import Bars
+from agent_tunix.workflows.display import Bars, say
 from agent_tunix.workflows.dry_run import USABLE, card, shapes
 from agent_tunix.workflows.examples import Notice
 from agent_tunix.workflows.gather import Run, foreseen
@@ -75,7 +75,7 @@ def run(jobs: Sequence[Job], folder: Path, console: Console, fuse: Fuse = "auto"
             found = train_all(jobs, folder, console, setup.Shelf(), interruption, fuse)
     if interruption.requested:
         again = shlex.quote(f"hydra.sweep.dir={value_text(str(folder))}")
-        console.print(f"Interrupted. The same command with {again} goes on from here.", soft_wrap=True, markup=False)
+        say(console, f"Interrupted. The same command with {again} goes on from here.")
     return found
 
 
