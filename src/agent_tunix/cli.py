@@ -24,15 +24,7 @@ from rich.console import Console
 from agent_tunix.config import folders
 from agent_tunix.config.continuation import resumed
 from agent_tunix.config.launch import Launch, launched
-from agent_tunix.config.load import (
-    C,
-    config_folder,
-    did_you_mean,
-    hydra_arguments,
-    missing_option,
-    unreadable,
-    validate,
-)
+from agent_tunix.config.load import C, config_folder, did_you_mean, hydra_arguments, missing_option, unreadable, validate
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
 from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 from agent_tunix.engine import lifeline
@@ -274,7 +266,9 @@ def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> No
                 print(fault, file=sys.stderr)  # one bad candidate does not end a sweep
                 return 0.0
             finally:
-                folders.remove_unused(*([Path(HydraConfig.get().runtime.output_dir)] if of_sweep else []))
+                if of_sweep:
+                    folders.remove_empty([Path(HydraConfig.get().runtime.output_dir)])
+                folders.remove_unused()  # here too: one of several processes may end without coming back
 
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=config_name)(job)()

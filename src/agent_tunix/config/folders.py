@@ -25,9 +25,9 @@ def missing(path: Path) -> list[Path]:
     return [place for place in (path.absolute(), *path.absolute().parents) if not os.path.exists(place)]
 
 
-def remove_unused(*folders: Path) -> None:
-    """Removes folders, and what Hydra has made for this command, where they hold nothing."""
-    remove_empty([*folders, *_to_come])
+def remove_unused() -> None:
+    """Removes what Hydra has made for this command, where it holds nothing."""
+    remove_empty(_to_come)
 
 
 def remove_empty(paths: Iterable[Path]) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from agent_tunix.config.folders import MULTIRUN, missing, note, remove_unused
+from agent_tunix.config.folders import MULTIRUN, missing, note, remove_empty, remove_unused
 
 
 def test_what_was_there_before_stays_and_so_does_what_holds_something(tmp_path):
@@ -21,7 +21,8 @@ def test_hydras_file_goes_where_it_is_alone(tmp_path):
     (tmp_path / "sweep" / MULTIRUN).touch()
     remove_unused()
     assert (tmp_path / "sweep" / MULTIRUN).exists()
-    remove_unused(tmp_path / "sweep" / "0")
+    remove_empty([tmp_path / "sweep" / "0"])
+    remove_unused()
     assert list(tmp_path.iterdir()) == []
 
 

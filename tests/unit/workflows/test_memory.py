@@ -61,7 +61,7 @@ def test_the_estimate_is_near_what_the_device_reported():
 
 
 def test_a_device_that_has_no_room_for_the_layers_twice_is_not_given_them_twice():
-    """27B in bfloat16 takes 55 GB, and JAX gives programs 105 of an H200's 141."""
+    """27B in bfloat16 takes 55 GB, its layers 52 of them."""
     s = dataclasses.replace(shapes("27b", micro=1), kernels=True)
     assert estimate(s)["peak"] > 105 > estimate(dataclasses.replace(s, limit=105e9))["peak"] > 55
     assert estimate(dataclasses.replace(s, limit=130e9)) == estimate(s)
