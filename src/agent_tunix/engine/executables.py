@@ -24,6 +24,7 @@ import jaxlib
 from jax.experimental import serialize_executable
 
 PACKAGE = Path(__file__).parent.parent
+SOURCES = ("*.py", "*.cu", "*.cuh")
 ROOM = 2 * 2**30  # bytes of the cache folder
 FLAGS = ("XLA_FLAGS", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")  # what fits decides what is compiled
 FOUND = "/jax/compilation_cache/cache_hits"
@@ -53,7 +54,8 @@ def place(function: Any, signature: str) -> Path | None:
 @functools.cache
 def _origin() -> str:
     """All but the call that a program follows from."""
-    sources = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py")))).hexdigest()
+    files = sorted(path for kind in SOURCES for path in PACKAGE.rglob(kind))
+    sources = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
     settings = [jax.config.values[name] for name in ("jax_enable_x64", "jax_default_matmul_precision")]
     device, flags = jax.devices()[0], [os.environ.get(name) for name in FLAGS]
     versions = jax.__version__, jaxlib.__version__, device.client.platform_version  # on a GPU the last is CUDA's

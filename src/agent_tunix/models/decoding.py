@@ -1,11 +1,12 @@
 """Reading one more token of every sequence, after prompts that were read once each and are shared by their groups.
 
-There are two ways. On any device, and on a mesh of several, `gemma3.forward` with a token as its sequence. On one NVIDIA
-GPU of the Hopper kind, where a step of that is mostly the launching of hundreds of small kernels, eight kernels a layer do
-the same, with layers unrolled and with weights and adapters laid out for them once a rollout. Both read weights
-and adapters as the update does: what samples is what is trained, for one policy and for several over the same base. A
-quantised base is read by the first way: the kernels' layout of all its weights would be as large as the base that was not to
-be held. So is one of which the device has no room for the layers twice.
+There are three ways. On any device, and on a mesh of several, `gemma3.forward` with a token as its sequence. On one NVIDIA
+GPU of the Hopper kind, where a step of that is mostly the launching of hundreds of small kernels, one kernel for all layers
+(token_kernel.py) where a model is narrow and sequences are few, and elsewhere eight kernels a layer, with layers unrolled.
+These read weights and adapters in a layout of their own, made once a rollout. All read them as the update does: what samples
+is what is trained, for one policy and for several over the same base. A quantised base is read by the first way: a layout of
+all its weights would be as large as the base that was not to be held. So is one of which the device has no room for the
+layers twice.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agent_tunix.models import attention_kernels, gemma3, kernels, mesh
+from agent_tunix.models import attention_kernels, gemma3, kernels, lora, mesh, token_kernel
 from agent_tunix.models.attention_kernels import Rows
 from agent_tunix.models.gemma3 import Architecture, Segment, Weights
 from agent_tunix.models.kernels import LEAST_RANK, LEAST_TILE, Product
@@ -46,19 +47,27 @@ def start(
     `read(cache, tokens_B, slot, done_B)` returns the hidden states [B, D] and the cache; rows of sequences that
     are done hold nothing of use.
     """
-    way = _by_kernels if _kernels_serve(weights, adapters) else _by_forward
+    rank, policies = lora.rank_of(adapters), lora.policies_of(adapters)
+    way: Callable[..., tuple[Cache, Read]] = _by_forward
+    if _takes_kernels(weights) and token_kernel.serves(arch, rank, policies, len(prompt.positions_BS) // policies * group):
+        way = token_kernel.start
+    elif _takes_kernels(weights) and _kernels_serve(weights, _filled_rank(adapters)):
+        way = _by_kernels
     return way(weights, adapters, arch, prompt, group, slots)
 
 
-def _kernels_serve(weights: Weights, adapters: Adapters | None) -> bool:
+def _takes_kernels(weights: Weights) -> bool:
+    """Whether device and weights are such that kernels may read a second layout of them."""
     if mesh.several_devices() or kernels.capability() != kernels.HOPPER or weights.embed_VD.dtype != jnp.bfloat16:
         return False
     if isinstance(weights.layers.q_proj, Quantised):
         return False
     held, layers = (sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(part)) for part in (weights, weights.layers))
-    if not layout_fits(held, layers, kernels.memory_limit()):
-        return False
-    rank, head_dim = _filled_rank(adapters), weights.layers.q_norm.shape[-1]
+    return layout_fits(held, layers, kernels.memory_limit())
+
+
+def _kernels_serve(weights: Weights, rank: int) -> bool:
+    head_dim = weights.layers.q_norm.shape[-1]
     if head_dim < LEAST_TILE or head_dim != kernels.power_of_two(head_dim):
         return False
     return rank <= LARGEST_RANK and _fills_blocks(weights, rank)
@@ -95,16 +104,16 @@ class _Layer:
 
 
 def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) -> tuple[list, Read]:
-    policies = 1 if adapters is None or _rank_axes(adapters) == 3 else next(iter(adapters.a.values())).shape[1]
+    policies = lora.policies_of(adapters)
     lengths_P = prompt.positions_BS[:, -1] + 1
     B = len(lengths_P) * group
     rank, tile = _filled_rank(adapters), kernels.row_tile(B // policies)
     few = policies % 2 == 0 and tile == LEAST_TILE and rank == LEAST_RANK
     sharing = 2 if few and _fills_blocks(weights, 2 * rank) else 1
     rows = -(-B // policies // tile) * tile
-    products = _products(weights, adapters, policies // sharing, sharing, rank)
+    products = {name: _product(weights, adapters, modules, sharing, rank) for name, modules in PRODUCTS.items()}
     layers = _layers(weights, products)
-    first_R = _filled(jnp.repeat(lengths_P, group), policies, rows)
+    first_R = kernels.filled(jnp.repeat(lengths_P, group), policies, rows)
     one = jax.jit(_layer, static_argnames=("seen", "tile", "interpret"))
     static = {"tile": tile * sharing, "interpret": interpret}
     prompt_slots = prompt.keys_LBSKN.shape[2]
@@ -115,7 +124,7 @@ def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) 
 
     def read(cache, tokens_B, slot, done_B):
         del done_B  # what a finished sequence reads is of no use, and no one else sees it
-        x_RD = gemma3.embed(weights, arch, _filled(tokens_B, policies, rows))
+        x_RD = gemma3.embed(weights, arch, kernels.filled(tokens_B, policies, rows))
         h_RD = gemma3.rms_norm(x_RD, layers[0].norms["input_norm"], arch.norm_eps)
         places = angles_TAN[first_R + slot], jnp.asarray(slot, jnp.int32)[None], lengths_P
         norms = [*(layer.norms["input_norm"] for layer in layers[1:]), weights.final_norm_D]
@@ -147,22 +156,8 @@ def _layer(x_RD, h_RD, layer, kv, places, next_norm_D, *, seen, tile, interpret)
     return x_RD, h_RD, kv
 
 
-def _filled(values_B: jax.Array, policies: int, rows: int) -> jax.Array:
-    """Values of all sequences, with zeros after those of each policy up to so many rows."""
-    values_KB = values_B.reshape(policies, -1)
-    return jnp.pad(values_KB, ((0, 0), (0, rows - values_KB.shape[1]))).reshape(-1)
-
-
 def _filled_rank(adapters: Adapters | None) -> int:
-    largest = 0 if adapters is None else max(a.shape[-1] for a in adapters.a.values())
-    return max(LEAST_RANK, kernels.power_of_two(largest))
-
-
-def _products(weights: Weights, adapters: Adapters | None, tenants: int, sharing: int, rank: int) -> dict[str, Product]:
-    pairs = {} if adapters is None else adapters.by_module()
-    if adapters is not None and _rank_axes(adapters) == 3:
-        pairs = {name: (a[:, None], b[:, None]) for name, (a, b) in pairs.items()}
-    return {name: _product(weights, pairs, modules, tenants, sharing, rank) for name, modules in PRODUCTS.items()}
+    return max(LEAST_RANK, kernels.power_of_two(lora.rank_of(adapters)))
 
 
 def _layers(weights: Weights, products: dict[str, Product]) -> list[_Layer]:
@@ -172,26 +167,21 @@ def _layers(weights: Weights, products: dict[str, Product]) -> list[_Layer]:
     return [jax.tree.unflatten(tree, layer) for layer in zip(*map(jnp.unstack, stacked), strict=True)]
 
 
-def _product(weights: Weights, pairs, modules, tenants: int, sharing: int, rank: int) -> Product:
-    """The matrices of modules side by side, and their adapters; a module without one gets zeros. Stacked over layers.
+def _product(weights: Weights, adapters: Adapters | None, modules, sharing: int, rank: int) -> Product:
+    """The matrices of modules side by side, and their adapters. Stacked over layers.
 
     A tenant is what a tile is kept for: one policy, or as many as share it.
     """
-    dtype, rows, a_rows, b_columns = weights.embed_VD.dtype, [], [], []
+    dtype, tenants = weights.embed_VD.dtype, lora.policies_of(adapters) // sharing
+    rows, a_rows, b_columns = [], [], []
     for module in modules:
         w_LEU = getattr(weights.layers, module)
         L, E, U = w_LEU.shape
-        M = tenants * sharing
-        a, b = pairs.get(module, (jnp.zeros((L, M, E, rank)), jnp.zeros((L, M, rank, U))))
-        missing = rank - a.shape[-1]
+        a, b = lora.filled_pair(adapters, module, w_LEU, rank)
         rows.append(w_LEU.swapaxes(1, 2))
-        a_rows.append(jnp.pad(a, ((0, 0), (0, 0), (0, 0), (0, missing))).reshape(L, tenants, sharing, E, rank))
-        b_columns.append(jnp.pad(b, ((0, 0), (0, 0), (0, missing), (0, 0))).reshape(L, tenants, sharing * rank, U))
+        a_rows.append(a.reshape(L, tenants, sharing, E, rank))
+        b_columns.append(b.reshape(L, tenants, sharing * rank, U))
     a_LaE = jnp.stack(a_rows, axis=2).swapaxes(4, 5).reshape(L, -1, E)
     b_LMUr = jnp.concatenate(b_columns, axis=3).swapaxes(2, 3)
     parts = tuple(r.shape[1] for r in rows)
     return Product(jnp.concatenate([*rows, a_LaE.astype(dtype)], axis=1), b_LMUr.astype(dtype), parts, sharing)
-
-
-def _rank_axes(adapters: Adapters) -> int:
-    return next(iter(adapters.a.values())).ndim

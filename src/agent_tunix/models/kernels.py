@@ -71,6 +71,12 @@ def power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
+def filled(values_B: jax.Array, policies: int, rows: int) -> jax.Array:
+    """Values of all sequences, with zeros after those of each policy up to so many rows."""
+    values_KB = values_B.reshape(policies, -1)
+    return jnp.pad(values_KB, ((0, 0), (0, rows - values_KB.shape[1]))).reshape(-1)
+
+
 def row_tile(rows: int) -> int:
     """How many rows a program takes, for so many rows of one policy."""
     return max(LEAST_TILE, min(LARGEST_TILE, power_of_two(rows)))

@@ -45,6 +45,27 @@ def stack(members: Sequence[Adapters | None]) -> Adapters | None:
     return jax.tree.map(lambda *arrays: jnp.stack(arrays, axis=1), *members)
 
 
+def policies_of(adapters: Adapters | None) -> int:
+    """How many policies are stacked."""
+    axes = () if adapters is None else next(iter(adapters.a.values())).shape
+    return axes[1] if len(axes) > 3 else 1
+
+
+def rank_of(adapters: Adapters | None) -> int:
+    """The largest; zero without adapters."""
+    return 0 if adapters is None else max(a.shape[-1] for a in adapters.a.values())
+
+
+def filled_pair(adapters: Adapters | None, module: str, w_LEU: jax.Array, rank: int) -> tuple[jax.Array, jax.Array]:
+    """A [L, M, E, r] and B [L, M, r, U] of a module for all M policies, with zeros up to a rank, or for all of it."""
+    (L, E, U), M = w_LEU.shape, policies_of(adapters)
+    pairs = {} if adapters is None else adapters.by_module()
+    a, b = pairs.get(module, (jnp.zeros((L, M, E, rank)), jnp.zeros((L, M, rank, U))))
+    a, b = a.reshape(L, M, E, -1), b.reshape(L, M, -1, U)
+    missing = rank - a.shape[-1]
+    return jnp.pad(a, ((0, 0), (0, 0), (0, 0), (0, missing))), jnp.pad(b, ((0, 0), (0, 0), (0, missing), (0, 0)))
+
+
 def policy(base: Weights, trainable: Trainable) -> tuple[Weights, Adapters | None]:
     """The weights and adapters that make the trained policy: adapters over the base, or all weights themselves."""
     if isinstance(trainable, Adapters):
@@ -72,7 +93,7 @@ def merged_if_it_pays(weights: Weights, adapters: Adapters | None, rows: int) ->
 
     Matrices of which that is true are small beside what such rows leave in the cache, so the copy is no burden.
     """
-    if adapters is None or next(iter(adapters.a.values())).ndim > 3:
+    if adapters is None or policies_of(adapters) > 1:
         return weights, adapters
     matrices = [getattr(weights.layers, module) for module in adapters.a]
     if all(isinstance(matrix, jax.Array) and adding_pays(rows, matrix) for matrix in matrices):

@@ -137,21 +137,19 @@ def test_an_adapter_that_rounding_would_swallow_is_kept(weights, members):
     assert jnp.bfloat16(0.02) + jnp.bfloat16(1e-5) == jnp.bfloat16(0.02)
     tiny = dataclasses.replace(members[0], b=jax.tree.map(lambda b: 1e-4 * b, members[0].b))
     base = jax.tree.map(lambda w: w.astype(jnp.bfloat16), weights)
-    pairs = {name: (a[:, None], b[:, None]) for name, (a, b) in tiny.by_module().items()}
-    product = decoding._product(base, pairs, ("q_proj",), tenants=1, sharing=1, rank=32)
+    product = decoding._product(base, tiny, ("q_proj",), sharing=1, rank=32)
     base_rows, a_rows = jnp.split(product.rows_UE, [product.parts[0]], axis=1)
     np.testing.assert_array_equal(base_rows, base.layers.q_proj.swapaxes(1, 2))
     carried = product.b_MUr[:, 0].astype(jnp.float32) @ a_rows.astype(jnp.float32)
-    want = jnp.matmul(*pairs["q_proj"], precision="highest")[:, 0].swapaxes(1, 2)
+    want = jnp.matmul(*tiny.by_module()["q_proj"], precision="highest").swapaxes(1, 2)
     assert np.abs(carried - want).max() < 0.02 * np.abs(want).max()
 
 
 @pytest.mark.parametrize(("width", "served"), [(32, True), (48, False), (8, False)])
-def test_kernels_are_given_heads_that_they_can_hold(width, served, monkeypatch, arch):
-    monkeypatch.setattr(kernels, "capability", lambda: kernels.HOPPER)
+def test_kernels_are_given_heads_that_they_can_hold(width, served, arch):
     odd = dataclasses.replace(arch, head_dim=width, num_heads=8, num_kv_heads=4)
     weights = jax.eval_shape(lambda: init_weights(jax.random.key(0), odd, jnp.bfloat16))
-    assert decoding._kernels_serve(weights, None) is served
+    assert decoding._kernels_serve(weights, rank=32) is served
 
 
 @pytest.mark.parametrize("missing", [0, 1])
@@ -160,7 +158,7 @@ def test_kernels_read_layers_for_which_a_device_has_room_twice(missing, monkeypa
     held = sum(2 * x.size for part in (weights, weights.layers) for x in jax.tree.leaves(part))
     monkeypatch.setattr(kernels, "capability", lambda: kernels.HOPPER)
     monkeypatch.setattr(kernels, "memory_limit", lambda: (held - missing) / decoding.ROOM)
-    assert decoding._kernels_serve(weights, None) is not bool(missing)
+    assert decoding._takes_kernels(weights) is not bool(missing)
 
 
 ODD_HEADS = ("model.architecture.num_heads=6", "model.architecture.num_kv_heads=2")

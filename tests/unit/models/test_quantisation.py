@@ -124,6 +124,6 @@ def test_loss_and_gradient_are_those_of_the_matrices_that_the_codes_stand_for(ki
 def test_kernels_leave_a_quantised_base_alone(wide, monkeypatch):
     monkeypatch.setattr(kernels, "capability", lambda: kernels.HOPPER)
     plain = init_weights(jax.random.key(0), wide, jnp.bfloat16)
-    assert decoding._kernels_serve(plain, None)
+    assert decoding._takes_kernels(plain)
     assert isinstance(quantised(plain, "int8").layers.up_proj, Quantised)
-    assert not decoding._kernels_serve(quantised(plain, "int8"), None)
+    assert not decoding._takes_kernels(quantised(plain, "int8"))

@@ -1,0 +1,260 @@
+// Attention of one token to the keys before it. A unit is one sequence, one head of keys and a share of its tiles of keys; the
+// share that has the newest keys takes the token's own along and keeps them for the next.
+//
+// A tile of keys or values lies as lanes hold it as a left operand, sixteen keys, or sixteen dimensions, at a time. So
+// queries and probabilities are right operands, of eight columns of which the heads that share these keys fill the first.
+
+#pragma once
+#include "stream.cuh"
+
+constexpr int KEY_PIECES = STEPS < 4 ? 2 : STEPS < 8 ? 4 : 8;  // of a slot
+constexpr int KEY_SLOTS = HEAD / 16 / KEY_PIECES;
+constexpr int BLOCKS_OF_HEAD = HEAD / (16 * WARPS), VALUE_TILES = KEY_PIECES / BLOCKS_OF_HEAD;
+constexpr float LOWEST = -1e30f;
+
+struct Attending {
+  bf16 q[PER_KV + 1][HEAD + 32];  // queries, and the token's own key
+  float value[HEAD];
+  float scores[PER_KV][WARPS * KEYS + 4], own_score[PER_KV], most[PER_KV], sum[PER_KV];
+  float attended[HEAD][PER_KV];
+};
+static_assert(sizeof(Attending) <= sizeof(Shared::stage) && PER_KV + 2 <= WARPS, "attention");
+
+// What one unit sees: a share of the tiles of keys that its sequence sees, the prompt's and then its own.
+struct Span {
+  int row, kv, share, slot, prompt_tiles, seen, own_seen, begin, end;
+  size_t prompt, own;
+
+  Span(const int* lengths, int team, int unit, int slot, int window) : slot(slot) {
+    share = unit % SHARES, kv = unit / SHARES % KV_HEADS, row = unit / SHARES / KV_HEADS;
+    const int of_policy = team % TEAMS_EACH * ROWS + row;
+    const int index = team / TEAMS_EACH * PROMPTS + smaller(of_policy / GROUP, PROMPTS - 1);
+    constexpr int S = PROMPT_TILES * KEYS;
+    const int before = S + slot + 1 - window;
+    seen = max(S - lengths[index], before), own_seen = max(0, before - S);
+    prompt_tiles = max(0, PROMPT_TILES - seen / KEYS);
+    const int tiles = prompt_tiles + max(0, parts_of(slot, KEYS) - own_seen / KEYS);
+    begin = tiles * share / SHARES, end = tiles * (share + 1) / SHARES;
+    prompt = (size_t)index * PROMPT_TILES + seen / KEYS;
+    own = (size_t)POLICIES * PROMPTS * PROMPT_TILES + (size_t)(team * ROWS + row) * OWN_TILES;
+  }
+  bool newest() const { return share == SHARES - 1; }
+  size_t at(int n) const {  // where a tile lies, in units of sixteen bytes
+    const size_t tile = n < prompt_tiles ? prompt + n : own + own_seen / KEYS + n - prompt_tiles;
+    return (tile * KV_HEADS + kv) * (KEYS * HEAD / 8);
+  }
+  bool sees(int n, int key) const {
+    const bool of_prompt = n < prompt_tiles;
+    const int place = (of_prompt ? seen / KEYS + n : own_seen / KEYS + n - prompt_tiles) * KEYS + key;
+    return place >= (of_prompt ? seen : own_seen) && (of_prompt || place < slot);
+  }
+};
+
+float warp_sum(float x) {
+  for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(~0u, x, lane);
+  return x;
+}
+
+void unpack(float (&x)[8], const uint4& pairs) {
+  x[0] = first(pairs.x), x[1] = second(pairs.x), x[2] = first(pairs.y), x[3] = second(pairs.y);
+  x[4] = first(pairs.z), x[5] = second(pairs.z), x[6] = first(pairs.w), x[7] = second(pairs.w);
+}
+
+// Has what turns a row's queries and keys brought.
+void ask_for_rotary(Shared& shared, const float* head_norms, const float* angles) {
+  for (int n = this_thread(); n < HEAD; n += THREADS)
+    copy_ahead(address(shared.rotary) + n * 16, n < HEAD / 2 ? head_norms + n * 4 : angles + (n - HEAD / 2) * 4);
+}
+
+// A head after norm and RoPE, by one warp; a lane has eight neighbouring numbers, its partner those half a head away.
+void rotate(float (&x)[8], const float* scale, const float* cosines, const float* sines, int lane) {
+  float squares = 0;
+#pragma unroll
+  for (int n = 0; n < 8; n++) squares += x[n] * x[n];
+  const float inverse = rsqrtf(warp_sum(squares) * (1.0f / HEAD) + EPS);
+#pragma unroll
+  for (int n = 0; n < 8; n++) {
+    const float mine = rounded(x[n] * inverse * (1 + scale[lane * 8 + n])), other = __shfl_xor_sync(~0u, mine, 16);
+    x[n] = rounded(mine * cosines[lane * 8 + n] + other * sines[lane * 8 + n]);
+  }
+}
+
+// Queries, and of the newest share the token's own key and value, a warp each; then the token's scores with itself.
+void prepare(const Shared& all, Attending& shared, const u32* words, const Span& span, int warp, int lane) {
+  if (warp < PER_KV || (span.newest() && warp < PER_KV + 2)) {
+    const int head = warp < PER_KV ? span.kv * PER_KV + warp : HEADS + (warp - PER_KV) * KV_HEADS + span.kv;
+    uint4 pairs[1];
+    collect(pairs, [&](int) { return words + QKV_AT + (span.row * QKV + head * HEAD) / 2 + lane * 4; });
+    float x[8];
+    unpack(x, pairs[0]);
+    if (warp <= PER_KV) {
+      const float scale = warp < PER_KV ? SCALE : 1;
+      rotate(x, all.rotary[warp < PER_KV ? 0 : 1], all.rotary[2], all.rotary[3], lane);
+      *(uint4*)&shared.q[warp][lane * 8] = make_uint4(pack(x[0] * scale, x[1] * scale), pack(x[2] * scale, x[3] * scale),
+                                                      pack(x[4] * scale, x[5] * scale), pack(x[6] * scale, x[7] * scale));
+    } else {
+#pragma unroll
+      for (int n = 0; n < 8; n++) shared.value[lane * 8 + n] = x[n];
+    }
+  }
+  synchronise();
+  const int head = WARPS - 1 - warp;
+  if (head >= PER_KV) return;
+  float x[8], y[8], score = 0;
+  unpack(x, *(const uint4*)&shared.q[head][lane * 8]);
+  unpack(y, *(const uint4*)&shared.q[PER_KV][lane * 8]);
+#pragma unroll
+  for (int n = 0; n < 8; n++) score += x[n] * y[n];
+  score = warp_sum(score);
+  if (lane == 0) shared.own_score[head] = span.newest() ? score : 2 * LOWEST;
+}
+
+// Scores of a warp's tile of keys, if there is one.
+void score_tile(Attending& shared, Ring& ring, const Span& span, int tile, int warp, int lane) {
+  const int g = lane / 4, t = lane % 4;
+  float4 parts[4] = {};
+  if (tile < span.end) {
+    ring.await_slots(KEY_SLOTS, lane);
+#pragma unroll
+    for (int n = 0; n < HEAD / 16; n += 2) {
+      const u32 slot = ring.slot(n / KEY_PIECES);
+      const uint4 q = *(const uint4*)&shared.q[g % PER_KV][n * 16 + t * 8];
+      multiply(parts[n % 4], piece(slot, n % KEY_PIECES, lane), q.x, q.y);
+      multiply(parts[n % 4 + 1], piece(slot, n % KEY_PIECES + 1, lane), q.z, q.w);
+    }
+    ring.give(KEY_SLOTS, lane);
+  }
+  const float4 score = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+  const bool upper = tile < span.end && span.sees(tile, g), lower = tile < span.end && span.sees(tile, g + 8);
+  auto keep = [&](int head, float a, float b) {
+    if (head >= PER_KV) return;
+    shared.scores[head][warp * KEYS + g] = upper ? a : 2 * LOWEST;
+    shared.scores[head][warp * KEYS + g + 8] = lower ? b : 2 * LOWEST;
+  };
+  keep(2 * t, score.x, score.z), keep(2 * t + 1, score.y, score.w);
+}
+
+struct Attended {  // so far, of one head: the greatest score, and from it on the sums of probabilities and of values
+  float most = LOWEST, total = 0;
+  float4 out[BLOCKS_OF_HEAD] = {};
+};
+
+// Adds values by the scores of as many tiles as there are warps, each warp its own dimensions.
+void add_values(Attending& shared, Ring& ring, const Span& span, int base, Attended& sofar, int lane) {
+  const int g = lane / 4, t = lane % 4, slots = parts_of(min(WARPS, span.end - base), VALUE_TILES);
+  const float* scores = &shared.scores[g % PER_KV][t * 4];
+  float now = fmaxf(sofar.most, shared.own_score[g % PER_KV]), sum = 0;
+#pragma unroll
+  for (int n = 0; n < WARPS; n++) {
+    const float4 x = *(const float4*)(scores + n * KEYS);
+    now = fmaxf(now, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
+  }
+  for (int other = 1; other < 4; other *= 2) now = fmaxf(now, __shfl_xor_sync(~0u, now, other));
+  const float fade = __expf(sofar.most - now);
+  const float even = __shfl_sync(~0u, fade, t * 8 % 32), odd = __shfl_sync(~0u, fade, (t * 8 + 4) % 32);
+#pragma unroll
+  for (float4& x : sofar.out) x = {x.x * even, x.y * odd, x.z * even, x.w * odd};
+  ring.await_slots(slots, lane);
+#pragma unroll
+  for (int n = 0; n < WARPS; n++) {
+    if (base + n >= span.end) break;
+    const float4 x = *(const float4*)(scores + n * KEYS);
+    const float p[4] = {__expf(x.x - now), __expf(x.y - now), __expf(x.z - now), __expf(x.w - now)};
+    sum += p[0] + p[1] + p[2] + p[3];
+    const u32 low = pack(p[0], p[1]), high = pack(p[2], p[3]), slot = ring.slot(n / VALUE_TILES);
+#pragma unroll
+    for (int i = 0; i < BLOCKS_OF_HEAD; i++)
+      multiply(sofar.out[i], piece(slot, n % VALUE_TILES * BLOCKS_OF_HEAD + i, lane), low, high);
+  }
+  ring.give(slots, lane);
+  for (int other = 1; other < 4; other *= 2) sum += __shfl_xor_sync(~0u, sum, other);
+  sofar.most = now, sofar.total = sofar.total * fade + sum;
+}
+
+void gather(Attending& shared, const Attended& sofar, int warp, int lane) {
+  const int g = lane / 4, t = lane % 4;
+  auto keep = [&](int dim, int head, float a, float b) {
+    if (head < PER_KV) shared.attended[dim][head] = a, shared.attended[dim + 8][head] = b;
+  };
+#pragma unroll
+  for (int i = 0; i < BLOCKS_OF_HEAD; i++) {
+    const int dim = (warp * BLOCKS_OF_HEAD + i) * 16 + g;
+    keep(dim, 2 * t, sofar.out[i].x, sofar.out[i].z), keep(dim, 2 * t + 1, sofar.out[i].y, sofar.out[i].w);
+  }
+  if (warp == 0 && t == 0 && g < PER_KV) shared.most[g] = sofar.most, shared.sum[g] = sofar.total;
+}
+
+// Where the left operand of the product after attention has a pair of numbers.
+int place_of(int row, int input) {
+  return (input / 16 * 32 + row % 8 * 4 + input % 8 / 2) * 4 + row / 8 + input % 16 / 8 * 2;
+}
+
+// A pair of neighbouring dimensions of a head as this share sees it, with the logarithm of its weight.
+void leave_share(const Attending& shared, u32* words, const Span& span, int h, int dim) {
+  const float own = span.newest() ? __expf(shared.own_score[h] - shared.most[h]) : 0, sum = shared.sum[h] + own;
+  const float inverse = sum > 0 ? __fdividef(1.0f, sum) : 0;
+  auto of = [&](int dim) {
+    return inverse * (shared.attended[dim][h] + (span.newest() ? own * shared.value[dim] : 0));
+  };
+  const u32 pair = pack(of(dim), of(dim + 1));
+  if (SHARES == 1) {
+    leave(words + ATTENDED_AT + place_of(span.row, (span.kv * PER_KV + h) * HEAD + dim), pair);
+  } else {
+    const int at = ((span.row * KV_HEADS + span.kv) * SHARES + span.share) * PER_KV + h;
+    leave(words + PARTS_AT + (at * HEAD + dim) / 2, pair);
+    if (dim == 0) leave(words + LOGS_AT + at, __float_as_uint(sum > 0 ? shared.most[h] + __logf(sum) : LOWEST));
+  }
+}
+
+// The token's own key and value into the cache, for the tokens after it.
+void keep_own(const Attending& shared, const Span& span, bf16* keys, bf16* values, int dim) {
+  const int key = span.slot % KEYS;
+  const size_t at = ((span.own + span.slot / KEYS) * KV_HEADS + span.kv) * (KEYS * HEAD);
+  keys[at + dim / 32 * 512 + dim / 4 % 2 * 256 + (key % 8 * 4 + dim / 8 % 4) * 8 + dim / 2 % 2 * 4 + key / 8 * 2 + dim % 2] =
+      shared.q[PER_KV][dim];
+  values[at + dim / 16 * 256 + (dim % 8 * 4 + key / 4) * 8 + key / 2 % 2 * 4 + dim / 8 % 2 * 2 + key % 2] =
+      pack(shared.value[dim], 0);
+}
+
+void attend(Shared& all, Ring& ring, u32* words, const Span& span, bf16* keys, bf16* values) {
+  Attending& shared = *(Attending*)all.stage;
+  const int thread = this_thread(), warp = thread / 32, lane = thread % 32;
+  await_copies();
+  synchronise();
+  prepare(all, shared, words, span, warp, lane);
+  Attended sofar;
+  for (int base = span.begin; base < max(span.end, span.begin + 1); base += WARPS) {
+    if (base > span.begin) synchronise();
+    score_tile(shared, ring, span, base + warp, warp, lane);
+    synchronise();
+    add_values(shared, ring, span, base, sofar, lane);
+  }
+  gather(shared, sofar, warp, lane);
+  synchronise();
+  for (int i = thread; i < PER_KV * HEAD / 2; i += THREADS)
+    leave_share(shared, words, span, i / (HEAD / 2), i % (HEAD / 2) * 2);
+  if (span.newest())
+    for (int dim = thread; dim < HEAD; dim += THREADS) keep_own(shared, span, keys, values, dim);
+}
+
+// A share's part of the sum of all shares of a row's heads.
+void combine(u32* words, const Span& span) {
+  constexpr int PAIRS = PER_KV * HEAD / 2 / SHARES;
+  const int at = (span.row * KV_HEADS + span.kv) * SHARES * PER_KV;
+  for (int i = span.share * PAIRS + this_thread(); i < (span.share + 1) * PAIRS; i += THREADS) {
+    const int h = i / (HEAD / 2), dim = i % (HEAD / 2) * 2;
+    u32 part[SHARES], log[SHARES];
+    collect(part, [&](int z) { return words + PARTS_AT + ((at + z * PER_KV + h) * HEAD + dim) / 2; });
+    collect(log, [&](int z) { return words + LOGS_AT + at + z * PER_KV + h; });
+    float most = LOWEST, sum = 0, x = 0, y = 0;
+#pragma unroll
+    for (int z = 0; z < SHARES; z++) most = fmaxf(most, __uint_as_float(log[z]));
+#pragma unroll
+    for (int z = 0; z < SHARES; z++) {
+      const float weight = __expf(__uint_as_float(log[z]) - most);
+      sum += weight, x += weight * first(part[z]), y += weight * second(part[z]);
+    }
+    const float inverse = __fdividef(1.0f, sum);
+    leave(words + ATTENDED_AT + place_of(span.row, (span.kv * PER_KV + h) * HEAD + dim), pack(x * inverse, y * inverse));
+  }
+}

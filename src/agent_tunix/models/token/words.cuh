@@ -1,0 +1,104 @@
+// Sizes, numbers, and the words that blocks leave for each other.
+//
+// token_kernel.py gives as macros: LAYERS, WIDTH, HIDDEN, HEADS, KV_HEADS, WINDOW, GLOBALS (a bit for each layer), SCALE of
+// queries and EPS of norms; RANK; POLICIES, PROMPTS of each, GROUP sequences a prompt, PROMPT_TILES and OWN_TILES of keys; TEAMS,
+// TEAMS_EACH policy and BLOCKS of each team; WARPS; RING, slots of a warp; and how work is cut: QKV_C and GATED_C sixteens of
+// columns to a unit, QKV_SUB and GATED_SUB of them at a time, OUT_N and DOWN_N eights of columns, DOWN_Z shares of the sum of
+// "down", SHARES of a sequence's keys.
+
+#pragma once
+
+typedef unsigned short bf16;
+typedef unsigned int u32;
+
+constexpr int larger(int a, int b) { return a > b ? a : b; }
+constexpr int smaller(int a, int b) { return a < b ? a : b; }
+constexpr int parts_of(int all, int each) { return (all + each - 1) / each; }
+
+constexpr int ROWS = 16, HEAD = 256, KEYS = 16;  // sequences of a team, size of a head, keys of a tile
+constexpr int THREADS = 32 * WARPS, FEEDERS = 4;
+constexpr int STEPS = WIDTH / (16 * WARPS), TILES = 2 * STEPS;  // sixteens of inputs, and eights of columns, that a warp has
+constexpr int LOW = RANK / 8, PER_KV = HEADS / KV_HEADS, QKV = (HEADS + 2 * KV_HEADS) * HEAD;
+constexpr int CACHE_TILES = POLICIES * PROMPTS * PROMPT_TILES + TEAMS * ROWS * OWN_TILES;
+
+constexpr int OUT_TILES = WIDTH / 8 + LOW, OUT_UNITS = parts_of(OUT_TILES, OUT_N);
+constexpr int DOWN_UNITS = parts_of(OUT_TILES, DOWN_N) * DOWN_Z;
+constexpr int QKV_UNITS = QKV / (16 * QKV_C), GATED_UNITS = HIDDEN / (16 * GATED_C), HEAD_UNITS = ROWS * KV_HEADS * SHARES;
+constexpr int SUMS = larger(larger(2 * QKV_SUB, 4 * GATED_SUB), larger(OUT_N, DOWN_N));  // tiles that are added up at a time
+
+// Where the words of a layer lie.
+constexpr int QKV_AT = 0, PARTS_AT = QKV_AT + ROWS * QKV / 2;
+constexpr int LOGS_AT = PARTS_AT + (SHARES > 1) * ROWS * SHARES * HEADS * HEAD / 2;
+constexpr int ATTENDED_AT = LOGS_AT + (SHARES > 1) * ROWS * SHARES * HEADS, OUT_AT = ATTENDED_AT + ROWS * HEADS * HEAD / 2;
+constexpr int GATED_AT = OUT_AT + OUT_TILES * 64, DOWN_AT = GATED_AT + ROWS * HIDDEN / 2, SHARES_AT = DOWN_AT + OUT_TILES * 64;
+constexpr int WORDS = SHARES_AT + (DOWN_Z > 1) * DOWN_Z * OUT_TILES * 128;
+static_assert(WORDS == LAYER_WORDS && WORDS % 4 == 0, "words of a layer");
+
+enum Counter { ATTENDED, PUT_OUT, GATED, DOWN, COUNTERS };
+constexpr int APART = 8;  // counters lie in sectors of their own
+constexpr u32 MISSING = ~0u;
+
+// Read anew in every stage, lest all that follows from it be kept through all stages, for want of registers in memory.
+int this_thread() {
+  int x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+
+float first(u32 pair) { return __uint_as_float(pair << 16); }
+float second(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+u32 pack(float x, float y) {
+  u32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+  return pair;
+}
+uint2 pack(float4 x) { return make_uint2(pack(x.x, x.y), pack(x.z, x.w)); }
+float rounded(float x) { return first(pack(x, 0)); }
+float4 operator+(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+
+void synchronise() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }  // all warps but the feeders
+
+void leave(u32* p, u32 x) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory"); }
+void leave(u32* p, uint2 x) {
+  asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(x.x), "r"(x.y) : "memory");
+}
+void leave(u32* p, float4 x) {
+  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+               : "memory");
+}
+void look(u32& x, const u32* p) { asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory"); }
+void look(uint4& x, const u32* p) {
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(p)
+               : "memory");
+}
+bool missing(u32 x) { return x == MISSING; }
+bool missing(const uint4& x) { return x.x == MISSING | x.y == MISSING | x.z == MISSING | x.w == MISSING; }
+
+// Words that other blocks leave, each from where `at` says, all asked for at once, and again as long as they are missing.
+template <class T, int COUNT, class At>
+void collect(T (&x)[COUNT], At at) {
+#pragma unroll
+  for (int n = 0; n < COUNT; n++) look(x[n], at(n));
+  for (bool again = true; again;) {
+    again = false;
+#pragma unroll
+    for (int n = 0; n < COUNT; n++) again |= missing(x[n]);
+    if (again)
+#pragma unroll
+      for (int n = 0; n < COUNT; n++)
+        if (missing(x[n])) look(x[n], at(n));
+  }
+}
+
+// By one thread of a unit, shortly before its words: it takes as long to be seen as they do to be there.
+void count(int* counter) { asm volatile("red.relaxed.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory"); }
+void await(const int* counter, int units) {
+  if (threadIdx.x == 0) {
+    int seen;
+    do asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+    while (seen < units);
+  }
+  synchronise();
+}

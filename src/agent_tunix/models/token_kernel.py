@@ -1,0 +1,228 @@
+"""Reading a token of every sequence by one kernel for all layers (token/token.cu), on one NVIDIA GPU of the Hopper kind.
+
+It is CUDA C++, as Pallas has no words for some of it, and is compiled for the shapes at hand. Here is what it is given: how
+much a block takes at a time, and weights and caches in the order in which they are read.
+
+Axes as in types.py, and: E inputs and U outputs of a product; r rank, filled up; M policies; R rows, which are sequences,
+those of each policy filled up to whole teams; T places in a sequence; n of any number.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agent_tunix.models import gemma3, kernels, lora, nvrtc
+from agent_tunix.models.gemma3 import Architecture, Segment, Weights
+from agent_tunix.models.lora import Adapters
+
+FOLDER = Path(__file__).parent / "token"
+ROWS, HEAD, KEYS = 16, 256, 16  # sequences of a team, size of a head, keys of a tile
+WARPS, FEEDERS = 8, 4
+RANK = 32  # what ranks are filled up to
+WIDTHS = range(512, 641, 16 * WARPS)  # of models; wider ones leave too few slots, and other kernels are faster
+MOST_TEAMS = 8
+MOST_PIECES = 10  # of 32 inputs, that a warp multiplies with at a time: more would not fit its registers
+PIECE = 512  # bytes of them
+SHARED_BYTES = 227 * 2**10
+COUNTERS, APART = 4, 8  # of a team, and how many numbers from one to the next
+MISSING = np.uint32(2**32 - 1)  # a word that is not there yet
+
+Cache = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+Read = Callable[[Cache, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Cache]]
+
+
+def serves(arch: Architecture, rank: int, policies: int, sequences: int) -> bool:
+    """Whether the kernel serves such a model and so many sequences of each policy, and is faster than others there."""
+    if rank > RANK or arch.embed_dim not in WIDTHS or arch.hidden_dim % (32 * WARPS) or arch.head_dim != HEAD:
+        return False
+    heads_fit = arch.num_heads <= MOST_PIECES and arch.num_heads // arch.num_kv_heads <= WARPS - 2
+    teams = policies * _teams(sequences)
+    return heads_fit and teams <= MOST_TEAMS and _multiprocessors() >= teams and not _shared() and nvrtc.serves()
+
+
+def start(
+    weights: Weights, adapters: Adapters | None, arch: Architecture, prompt: Segment, group: int, slots: int
+) -> tuple[Cache, Read]:
+    """As `decoding.start`: the cache is keys and values, counters, and the words that blocks leave for each other."""
+    policies, lengths_P, S = lora.policies_of(adapters), prompt.positions_BS[:, -1] + 1, prompt.keys_LBSKN.shape[2]
+    prompts = len(lengths_P) // policies
+    teams, rows = policies * _teams(prompts * group), _teams(prompts * group) * ROWS
+    blocks = _multiprocessors() // teams
+    sizes = {"POLICIES": policies, "PROMPTS": prompts, "GROUP": group, "TEAMS": teams, "TEAMS_EACH": teams // policies}
+    sizes |= {"PROMPT_TILES": -(-S // KEYS), "OWN_TILES": -(-slots // KEYS), "BLOCKS": blocks}
+    cut = cuts(arch, blocks)
+    ptx = nvrtc.compiled((FOLDER / "token.cu").read_text(), {**_macros(arch), **sizes, **cut}, FOLDER)
+    constants = [*_norms(weights, arch), *_matrices(weights, adapters, cut["DOWN_Z"])]
+    angles = [x_TN for pair in gemma3.rotations(arch, jnp.arange(S + slots)) for x_TN in gemma3.both_halves(*pair)]
+    angles_TAN, first_R = jnp.stack(angles, axis=1), kernels.filled(jnp.repeat(lengths_P, group), policies, rows)
+    launch = {"grid": teams * blocks, "threads": 32 * (WARPS + FEEDERS), "shared_bytes": SHARED_BYTES}
+
+    def read(cache, tokens_B, slot, done_B):
+        del done_B  # what a finished sequence reads is of no use, and no one else sees it
+        x_RD = gemma3.embed(weights, arch, kernels.filled(tokens_B, policies, rows))
+        places = jnp.asarray(slot, jnp.int32)[None], lengths_P.astype(jnp.int32), angles_TAN[first_R + slot]
+        given = (x_RD, *places, *constants, *cache)
+        made = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*cache, x_RD)]
+        kept = {len(given) - len(cache) + n: n for n in range(len(cache))}
+        *cache, hidden_RD = nvrtc.call("token", ptx, given, made, kept, **launch)
+        return hidden_RD.reshape(policies, rows, -1)[:, : prompts * group].reshape(len(tokens_B), -1), tuple(cache)
+
+    counters = jnp.zeros((teams, COUNTERS, APART), jnp.int32)
+    words = jnp.full((2, teams, arch.num_layers, cut["LAYER_WORDS"]), MISSING)
+    return (*_tiles(prompt, policies * rows, slots), counters, words), read
+
+
+def _teams(sequences: int) -> int:
+    return -(-sequences // ROWS)
+
+
+def _multiprocessors() -> int:
+    return getattr(jax.local_devices()[0], "core_count", 0)
+
+
+def _shared() -> bool:
+    """Whether processes share the GPU by NVIDIA's MPS: blocks of two kernels could then wait for each other's places."""
+    return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
+
+
+def _macros(arch: Architecture) -> dict[str, int | str]:
+    return {
+        "LAYERS": arch.num_layers,
+        "WIDTH": arch.embed_dim,
+        "HIDDEN": arch.hidden_dim,
+        "HEADS": arch.num_heads,
+        "KV_HEADS": arch.num_kv_heads,
+        "WINDOW": arch.sliding_window,
+        "GLOBALS": f"{sum(1 << int(n) for n in np.flatnonzero(arch.is_global()))}ull",
+        "SCALE": f"{arch.query_scale}f",
+        "EPS": f"{arch.norm_eps}f",
+        "RANK": RANK,
+        "WARPS": WARPS,
+        "SHARED_BYTES": SHARED_BYTES,
+    }
+
+
+def cuts(arch: Architecture, blocks: int) -> dict[str, int]:
+    """How much of every product a block takes, such that none takes long: the fewest columns, then the fewest rounds."""
+    steps, low = arch.embed_dim // (16 * WARPS), RANK // 8
+
+    def columns(all_of: int, of_module: int, most: int) -> tuple[int, int]:
+        """Sixteens of columns to a unit, beside A, and how many of them at a time."""
+
+        def cost(c: int) -> tuple[float, int]:
+            rounds = -(-all_of // (c * blocks))
+            return rounds * (c + low / 2), rounds
+
+        c = min(_divisors(of_module), key=cost)
+        return c, max(n for n in _divisors(c) if n <= most)
+
+    def tiles(shares: int) -> int:
+        """Eights of columns to a unit."""
+
+        def cost(n: int) -> tuple[int, int]:
+            rounds = -(-(-(-(arch.embed_dim // 8 + low) // n) * shares) // blocks)
+            return rounds * n, rounds
+
+        return min(range(1, WARPS + 1), key=cost)
+
+    qkv = columns((arch.num_heads + 2 * arch.num_kv_heads) * HEAD // 16, HEAD // 16, min(WARPS, steps) // 2)
+    gated = columns(arch.hidden_dim // 16, arch.hidden_dim // 16, min(WARPS, steps) // 4)
+    pieces = arch.hidden_dim // (32 * WARPS)
+    down = next(shares for shares in _divisors(pieces) if pieces // shares <= MOST_PIECES)
+    shares = max(n for n in (1, 2, 4, 8) if n == 1 or ROWS * arch.num_kv_heads * n <= blocks)
+    cut = {"QKV_C": qkv[0], "QKV_SUB": qkv[1], "GATED_C": gated[0], "GATED_SUB": gated[1], "SHARES": shares}
+    cut |= {"OUT_N": tiles(1), "DOWN_N": tiles(down), "DOWN_Z": down}
+    return cut | {"LAYER_WORDS": _layer_words(arch, cut), "RING": _ring_slots(arch, cut)}
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _layer_words(arch: Architecture, cut: dict[str, int]) -> int:
+    """Words that the blocks of a team leave in a layer: pairs of bfloat16, or numbers where sums are cut into shares."""
+    H, K, tiles = arch.num_heads, arch.num_kv_heads, arch.embed_dim // 8 + RANK // 8
+    pairs = ROWS * ((2 * H + 2 * K) * HEAD + arch.hidden_dim) // 2 + 2 * tiles * 64
+    shares, down = cut["SHARES"], cut["DOWN_Z"]
+    return pairs + (shares > 1) * ROWS * shares * H * (HEAD // 2 + 1) + (down > 1) * down * tiles * 128
+
+
+def _ring_slots(arch: Architecture, cut: dict[str, int]) -> int:
+    """How many slots each warp gets of the shared memory that is left beside norms, angles and sums."""
+    sums = max(2 * cut["QKV_SUB"], 4 * cut["GATED_SUB"], cut["OUT_N"], cut["DOWN_N"])
+    beside = max(sums * WARPS * PIECE, 2**14) + 4 * HEAD * 4 + 2 * arch.embed_dim * 4 + 2 * ROWS * WARPS * 4
+    return (SHARED_BYTES - beside - 128) // (WARPS * (arch.embed_dim // (16 * WARPS) * PIECE + 16))
+
+
+def _norms(weights: Weights, arch: Architecture) -> tuple[jax.Array, jax.Array]:
+    """What norms multiply with: a warp's columns of that after a block of the model and that before the next; and of heads.
+
+    Before the first block there is none: the last stands there, and is not used.
+    """
+    w, last_1D = weights.layers, weights.final_norm_D[None]
+    around = jnp.stack([w.input_norm, w.post_attention_norm, w.pre_feedforward_norm, w.post_feedforward_norm], axis=1)
+    norms_nD = jnp.concatenate([last_1D, around.reshape(-1, arch.embed_dim), last_1D]).astype(jnp.float32)
+    scales = 1 + norms_nD.reshape(-1, 2, WARPS, arch.embed_dim // WARPS).swapaxes(1, 2)
+    return scales, jnp.stack([w.q_norm, w.k_norm], axis=1).astype(jnp.float32)
+
+
+def _matrices(weights: Weights, adapters: Adapters | None, down_shares: int) -> list[jax.Array]:
+    """W, A and B of every product, A and B of every layer and policy."""
+
+    def joined(*modules: str) -> list[jax.Array]:
+        w_LEU = [getattr(weights.layers, module) for module in modules]
+        a_LMEr, b_LMrU = zip(*map(pair, modules, w_LEU), strict=True)
+        wide = [wide_fragments(jnp.concatenate(x, axis=-1)) for x in (w_LEU, a_LMEr)]
+        return [*wide, tall_fragments(jnp.concatenate(b_LMrU, axis=-1), RANK // 32, 1)]
+
+    def tall(module: str, shares: int) -> list[jax.Array]:
+        w_LEU = getattr(weights.layers, module)
+        a_LMEr, b_LMrU = pair(module, w_LEU)
+        return [*(tall_fragments(x, shares, WARPS) for x in (w_LEU, a_LMEr)), tall_fragments(b_LMrU, 1, 1)]
+
+    def pair(module: str, w_LEU: jax.Array) -> list[jax.Array]:
+        return [x.astype(w_LEU.dtype) for x in lora.filled_pair(adapters, module, w_LEU, RANK)]
+
+    qkv, gated = joined("q_proj", "k_proj", "v_proj"), joined("gate_proj", "up_proj")
+    return [*qkv, *tall("o_proj", 1), *gated, *tall("down_proj", down_shares)]
+
+
+def wide_fragments(w: jax.Array) -> jax.Array:
+    """[..., E, U] with sixteen columns at a time, each warp's inputs together, sixteen at a time.
+
+    Of these a lane has a column of either eight, and four inputs of it, as the matrix units take them.
+    """
+    *lead, E, U = w.shape
+    x = w.reshape(-1, WARPS, E // (16 * WARPS), 2, 4, 2, U // 16, 2, 8)
+    return x.transpose(0, 6, 1, 2, 8, 4, 7, 3, 5).reshape(*lead, -1)
+
+
+def tall_fragments(w: jax.Array, shares: int, warps: int) -> jax.Array:
+    """[..., E, U] with a share of the inputs and then eight columns at a time, each warp's inputs together, 32 at a time.
+
+    Of these a lane has a column and eight inputs of it.
+    """
+    *lead, E, U = w.shape
+    x = w.reshape(-1, shares, warps, E // (32 * warps * shares), 2, 2, 4, 2, U // 8, 8)
+    return x.transpose(0, 1, 8, 2, 3, 9, 6, 4, 5, 7).reshape(*lead, -1)
+
+
+def _tiles(prompt: Segment, rows: int, slots: int) -> tuple[jax.Array, jax.Array]:
+    """Keys and values in tiles of sixteen keys, as lanes hold them: the prompts', then room for every row's own."""
+
+    def tiles(x_LPSKN: jax.Array, split: tuple[int, ...], order: tuple[int, ...]) -> jax.Array:
+        L, _, S, K, _ = x_LPSKN.shape
+        x_LPSKN = jnp.pad(x_LPSKN, ((0, 0), (0, 0), (-S % KEYS, 0), (0, 0), (0, 0)))
+        x_LnKkN = x_LPSKN.reshape(L, -1, KEYS, K, HEAD).swapaxes(2, 3)
+        lead = x_LnKkN.shape[:3]
+        x = x_LnKkN.reshape(*lead, *split).transpose(0, 1, 2, *order).reshape(*lead, KEYS * HEAD)
+        return jnp.pad(x, ((0, 0), (0, rows * -(-slots // KEYS)), (0, 0), (0, 0)))
+
+    keys = tiles(prompt.keys_LBSKN, (2, 8, 8, 4, 2, 2, 2), (5, 7, 4, 6, 8, 3, 9))
+    return keys, tiles(prompt.values_LBSKN, (4, 2, 2, 16, 2, 8), (6, 8, 3, 4, 7, 5))

@@ -1,0 +1,217 @@
+"""Layouts are held against what matrix units make of them. The kernel compiles where NVRTC is, and runs on a Hopper GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_tunix.config.load import config_folder, validate
+from agent_tunix.config.schema import Config
+from agent_tunix.models import decoding, gemma3, kernels, lora, nvrtc, token_kernel
+from agent_tunix.models.gemma3 import Architecture
+from agent_tunix.models.weights import init_weights
+from agent_tunix.tasks.datasets import left_pad
+from agent_tunix.workflows import setup
+
+WARPS = token_kernel.WARPS
+LANE = np.arange(32)
+G, T = LANE // 4, LANE % 4
+
+
+def shipped(size: str, *overrides: str) -> Architecture:
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        cfg = validate(compose("config", [f"model=gemma3_{size}", *overrides]), Config)
+    return setup.architecture(cfg.model)
+
+
+shipped_270m = shipped("270m")
+
+
+@pytest.fixture(scope="module")
+def small() -> Architecture:
+    """The 270M model with a local and a global layer; completions outgrow its window."""
+    return dataclasses.replace(shipped_270m, num_layers=6, sliding_window=24, vocab_size=1000)
+
+
+def multiplied(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Sixteen rows by eight columns of sixteen inputs, as a warp's lanes hold them (PTX ISA, mma.m16n8k16).
+
+    left [32, 4, 2]: rows g and g + 8 of inputs 2t and 2t + 1, then the same of inputs eight later; right [32, 2, 2].
+    """
+    a, b = np.zeros((16, 16)), np.zeros((16, 8))
+    for j, half in np.ndindex(2, 2):
+        for later in range(2):
+            a[G + 8 * half, 2 * T + j + 8 * later] = left[:, half + 2 * later, j]
+        b[2 * T + j + 8 * half, G] = right[:, half, j]
+    return a @ b
+
+
+def as_left(x: np.ndarray) -> np.ndarray:
+    """Sixteen rows as left operands [inputs / 16, 32, 4, 2]."""
+    places = [(G + 8 * half, 2 * T + 8 * later) for later in range(2) for half in range(2)]
+    operands = [[[x[row, 16 * n + k + j] for j in range(2)] for row, k in places] for n in range(x.shape[1] // 16)]
+    return np.array(operands).transpose(0, 3, 1, 2)
+
+
+@pytest.fixture
+def operands():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(16, 512)), rng.normal(size=(512, 48))
+
+
+def test_wide_fragments_are_right_operands_of_each_warps_inputs(operands):
+    x, w = operands
+    steps = 512 // (16 * WARPS)
+    fragments = np.asarray(token_kernel.wide_fragments(jnp.asarray(w))).reshape(3, WARPS, steps, 32, 2, 2, 2)
+    left, got = as_left(x).reshape(WARPS, steps, 32, 4, 2), np.zeros((16, 48))
+    for n, warp, step, eight in np.ndindex(3, WARPS, steps, 2):
+        got[:, n * 16 + eight * 8 :][:, :8] += multiplied(left[warp, step], fragments[n, warp, step, :, eight])
+    np.testing.assert_allclose(got, x @ w, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("shares", [1, 2])
+def test_tall_fragments_are_right_operands_of_shares_of_the_inputs(operands, shares):
+    x, w = operands
+    shape = (shares, 6, WARPS, 512 // (32 * WARPS * shares), 32, 2, 2, 2)
+    fragments = np.asarray(token_kernel.tall_fragments(jnp.asarray(w), shares, WARPS)).reshape(shape)
+    left, got = as_left(x).reshape(shares, *shape[2:4], 2, 32, 4, 2), np.zeros((16, 48))
+    for share, n, warp, piece, k in np.ndindex(*shape[:4], 2):
+        got[:, n * 8 :][:, :8] += multiplied(left[share, warp, piece, k], fragments[share, n, warp, piece, :, k])
+    np.testing.assert_allclose(got, x @ w, rtol=1e-5, atol=1e-4)
+
+
+def test_prompts_end_a_tile_and_leave_room_for_completions(small):
+    """Prompts are padded on their left; what a row writes begins a tile of its own."""
+    L, P, S, K, N = small.num_layers, 3, 20, small.num_kv_heads, small.head_dim
+    keys = jnp.arange(1, 1 + L * P * S * K * N, dtype=jnp.float32).reshape(L, P, S, K, N)
+    prompt = gemma3.Segment(keys, -keys, jnp.zeros((P, S), jnp.int32))
+    for tiles, x in zip(token_kernel._tiles(prompt, rows=16, slots=17), (keys, -keys), strict=True):
+        assert tiles.shape == (L, P * 2 + 16 * 2, K, 16 * N)
+        found = np.asarray(tiles[:, : P * 2]).reshape(L, P, 2, K, -1)
+        for half, slots in enumerate((slice(0, 4), slice(4, 20))):  # of each prompt twelve slots are padding
+            want = np.asarray(x[:, :, slots]).transpose(0, 1, 3, 2, 4).reshape(L, P, K, -1)
+            got = np.sort(found[:, :, half], axis=-1)
+            got = got[..., got.shape[-1] - want.shape[-1] :] if x[0, 0, 0, 0, 0] > 0 else got[..., : want.shape[-1]]
+            np.testing.assert_array_equal(got, np.sort(want, axis=-1))
+        assert not np.asarray(tiles[:, P * 2 :]).any()
+
+
+@given(st.integers(8, 144), st.sampled_from([(4, 1), (4, 2), (8, 4), (2, 2)]), st.sampled_from([2048, 6912, 768, 3072]))
+def test_every_column_is_some_blocks_and_fits_its_memory(blocks, heads, hidden):
+    arch = dataclasses.replace(shipped_270m, num_heads=heads[0], num_kv_heads=heads[1], hidden_dim=hidden)
+    cut = token_kernel.cuts(arch, blocks)
+    steps = arch.embed_dim // (16 * WARPS)
+    for name, all_of, parts in (("QKV", (heads[0] + 2 * heads[1]) * 16, 1), ("GATED", hidden // 16, 2)):
+        assert all_of % cut[f"{name}_C"] == 0
+        assert cut[f"{name}_C"] % cut[f"{name}_SUB"] == 0
+        assert parts * 2 * cut[f"{name}_SUB"] <= steps  # B of so many tiles is sent in one slot
+    assert 16 % cut["QKV_C"] == 0  # a unit is of one module
+    assert max(cut["OUT_N"], cut["DOWN_N"]) <= WARPS
+    assert hidden % (32 * WARPS * cut["DOWN_Z"]) == 0
+    assert token_kernel.ROWS * heads[1] * cut["SHARES"] <= max(blocks, token_kernel.ROWS * heads[1])
+    assert cut["RING"] >= 4
+    assert cut["RING"] * WARPS * (steps * token_kernel.PIECE + 16) < token_kernel.SHARED_BYTES
+
+
+@pytest.mark.parametrize(
+    ("size", "rank", "policies", "sequences", "served"),
+    [
+        ("270m", 32, 1, 16, True),
+        ("270m", 0, 1, 3, True),
+        ("270m", 32, 8, 16, True),
+        ("270m", 32, 1, 128, True),
+        ("270m", 33, 1, 16, False),
+        ("270m", 32, 9, 16, False),
+        ("270m", 32, 5, 17, False),
+        ("1b", 32, 1, 16, False),
+        ("27b", 32, 1, 16, False),
+    ],
+)
+def test_it_serves_where_it_is_faster(size, rank, policies, sequences, served, monkeypatch):
+    monkeypatch.setattr(nvrtc, "serves", lambda: True)
+    monkeypatch.setattr(token_kernel, "_multiprocessors", lambda: 132)
+    assert token_kernel.serves(shipped(size), rank, policies, sequences) is served
+
+
+def test_it_leaves_a_gpu_that_others_share_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(nvrtc, "serves", lambda: True)
+    monkeypatch.setattr(token_kernel, "_multiprocessors", lambda: 132)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert token_kernel.serves(shipped_270m, 32, 1, 16)
+    (tmp_path / "control").touch()
+    assert not token_kernel.serves(shipped_270m, 32, 1, 16)
+
+
+def test_without_nvrtc_it_does_not_serve(monkeypatch):
+    monkeypatch.setattr(nvrtc, "library", lambda: None)
+    assert not nvrtc.serves.__wrapped__()
+
+
+needs_nvrtc = pytest.mark.skipif(nvrtc.library() is None, reason="no NVRTC here to compile the kernel with")
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("policies", "overrides"), [(1, ()), (8, ()), (1, ("model.architecture.num_kv_heads=2",))])
+def test_a_gpu_can_be_given_the_kernel(policies, overrides, lowered_for_gpu, monkeypatch):
+    """It compiles, and all that it asserts of its sizes holds."""
+    monkeypatch.setattr(token_kernel, "_multiprocessors", lambda: 132)
+    arch, prompts, shape = shipped("270m", *overrides), 4 * policies, jax.ShapeDtypeStruct
+    weights = jax.eval_shape(lambda: init_weights(jax.random.key(0), arch, jnp.bfloat16))
+    modules = lora.select_modules("_proj", arch.num_layers)
+    own = [jax.eval_shape(lambda: lora.init_adapters(jax.random.key(0), arch, modules, 32, 32.0))] * policies
+    kv = shape((arch.num_layers, prompts, 100, arch.num_kv_heads, arch.head_dim), jnp.bfloat16)
+    prompt = gemma3.Segment(kv, kv, shape((prompts, 100), jnp.int32))
+
+    def read_one(weights, own, prompt, tokens_B):
+        cache, read = token_kernel.start(weights, lora.stack(own), arch, prompt, 4, 70)
+        return read(cache, tokens_B, 5, None)
+
+    assert nvrtc.CALL in lowered_for_gpu(read_one, weights, own, prompt, shape((prompts * 4,), jnp.int32))
+
+
+@needs_nvrtc
+def test_a_kernel_that_does_not_compile_says_why():
+    with pytest.raises(RuntimeError, match="nowhere"):
+        nvrtc.compiled("__global__ void f() { nowhere(); }", {})
+
+
+def learnt(arch: Architecture, seed: int) -> lora.Adapters:
+    fresh = lora.init_adapters(jax.random.key(seed), arch, lora.select_modules("_proj", arch.num_layers), 8, 16.0)
+    b = {name: 0.02 * jax.random.normal(jax.random.key(seed), leaf.shape) for name, leaf in fresh.b.items()}
+    return dataclasses.replace(fresh, b=b)
+
+
+@pytest.mark.skipif(kernels.capability() != kernels.HOPPER, reason="no Hopper GPU here to run the kernel on")
+@pytest.mark.parametrize(("policies", "prompts", "group"), [(1, 3, 5), (1, 9, 4), (3, 2, 4)])
+def test_hidden_states_are_those_of_the_forward_pass(small, policies, prompts, group):
+    """Token by token, past the window and the edges of tiles; run again it gives the same bits."""
+    assert token_kernel.serves(small, 8, policies, prompts * group)
+    weights = jax.jit(init_weights, static_argnums=(1, 2))(jax.random.key(0), small, jnp.bfloat16)
+    adapters = lora.stack([learnt(small, seed) for seed in range(policies)])
+    rng, steps, rows = np.random.default_rng(0), 40, policies * prompts * group
+    given = left_pad([list(rng.integers(6, 1000, 30 - 4 * (n % 5))) for n in range(policies * prompts)], 30, 0)
+    tokens_CB = jnp.asarray(rng.integers(6, 1000, (steps, rows)))
+
+    @partial(jax.jit, static_argnums=0)
+    def read_all(way):
+        _, prompt = gemma3.forward(weights, adapters, small, given.tokens_PS, given.positions_PS)
+        cache, read = way(weights, adapters, small, prompt, group, steps)
+
+        def next_token(cache, of_slot):
+            hidden_BD, cache = read(cache, *of_slot, jnp.zeros(rows, bool))
+            return cache, hidden_BD.astype(jnp.float32)
+
+        return jax.lax.scan(next_token, cache, (tokens_CB, jnp.arange(steps)))[1]
+
+    got_CBD, want_CBD = np.asarray(read_all(token_kernel.start)), np.asarray(read_all(decoding._by_forward))
+    np.testing.assert_array_equal(got_CBD, np.asarray(read_all(token_kernel.start)))
+    apart_CB = np.linalg.norm(got_CBD - want_CBD, axis=-1) / np.linalg.norm(want_CBD, axis=-1)
+    assert apart_CB.max() < 0.03
