@@ -183,9 +183,12 @@ def judge(label: str, race: Race, started: float, steps: list[dict], remark: str
     return Result(label, (seconds, rollout, seconds - rollout, rate, cpu, peak, first), len(timed), remark)
 
 
+JAX_NOTE = "For simplicity, JAX has removed its internal frames"  # which it puts after an error's own last line
+
+
 def reason(log: str) -> str:
     """The last line of an error, or that memory ran out, whatever the last line says."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    lines = [line for line in map(str.strip, log.splitlines()) if line.strip("-") and not line.startswith(JAX_NOTE)]
     memory = [line for line in lines if "out of memory" in line.lower() or "RESOURCE_EXHAUSTED" in line]
     found = ["out of memory: " + memory[-1]] if memory else lines[-1:]
     return (found or ["failed without a word"])[0][:200]

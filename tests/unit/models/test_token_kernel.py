@@ -155,6 +155,16 @@ def test_without_nvrtc_it_does_not_serve(monkeypatch):
     assert not nvrtc.serves.__wrapped__()
 
 
+@pytest.mark.parametrize(("made", "served"), [(1, True), (2, False)])
+def test_a_trial_decides_even_while_a_program_is_traced(made, served, monkeypatch):
+    monkeypatch.setattr(nvrtc, "library", object)
+    monkeypatch.setattr(nvrtc, "compiled", lambda source, macros: source)
+    monkeypatch.setattr(nvrtc, "call", lambda name, ptx, given, *_, **sizes: [given[0] * made])
+    found = []
+    jax.make_jaxpr(lambda x: found.append(nvrtc.serves.__wrapped__()) or x)(1.0)
+    assert found == [served]
+
+
 needs_nvrtc = pytest.mark.skipif(nvrtc.library() is None, reason="no NVRTC here to compile the kernel with")
 
 
