@@ -9,15 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
 
-from agent_tunix.config.load import config_folder, validate
-from agent_tunix.config.schema import Config
 from agent_tunix.models import attention_kernels, decoding, gemma3, kernels, lora
 from agent_tunix.models.lora import Adapters
 from agent_tunix.models.weights import init_weights
 from agent_tunix.types import Prompts
-from agent_tunix.workflows import setup
 
 POLICIES, GROUP, STEPS = 4, 3, 7
 ROWS = 3 * GROUP  # of one policy
@@ -168,21 +164,6 @@ ODD_HEADS = ("model.architecture.num_heads=6", "model.architecture.num_kv_heads=
     ("size", "policies", "overrides"),
     [(size, 1, ()) for size in ("270m", "1b", "4b", "27b")] + [("270m", 8, ()), ("12b", 2, ()), ("270m", 1, ODD_HEADS)],
 )
-def test_a_gpu_can_be_given_the_kernels(size, policies, overrides, lowered_for_gpu):
-    """Of few layers."""
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        cfg = validate(compose("config", [f"model=gemma3_{size}", *overrides]), Config)
-    arch = dataclasses.replace(setup.architecture(cfg.model), num_layers=6)
-    prompts, shape = 2 * policies, jax.ShapeDtypeStruct
-    weights = jax.eval_shape(lambda: init_weights(jax.random.key(0), arch, jnp.bfloat16))
-    modules = lora.select_modules("_proj", arch.num_layers)
-    own = [jax.eval_shape(lambda: lora.init_adapters(jax.random.key(0), arch, modules, 32, 32.0))] * policies
-    kv = shape((arch.num_layers, prompts, 100, arch.num_kv_heads, arch.head_dim), jnp.bfloat16)
-    prompt = gemma3.Segment(kv, kv, shape((prompts, 100), jnp.int32))
-
-    def read_one(weights, own, prompt, tokens_B):
-        cache, read = decoding._by_kernels(weights, lora.stack(own), arch, prompt, 3, 70)
-        return read(cache, tokens_B, 5, None)
-
-    text = lowered_for_gpu(read_one, weights, own, prompt, shape((prompts * 3,), jnp.int32))
-    assert "xla.gpu.triton" in text
+def test_a_gpu_can_be_given_the_kernels(size, policies, overrides, shipped, reading_for_gpu):
+    few_layers = dataclasses.replace(shipped(size, *overrides), num_layers=6)
+    assert "xla.gpu.triton" in reading_for_gpu(decoding._by_kernels, few_layers, policies)

@@ -9,34 +9,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_tunix.config.load import config_folder, validate
-from agent_tunix.config.schema import Config
 from agent_tunix.models import decoding, gemma3, kernels, lora, nvrtc, token_kernel
 from agent_tunix.models.gemma3 import Architecture
 from agent_tunix.models.weights import init_weights
 from agent_tunix.tasks.datasets import left_pad
-from agent_tunix.workflows import setup
 
 WARPS = token_kernel.WARPS
 LANE = np.arange(32)
 G, T = LANE // 4, LANE % 4
 
 
-def shipped(size: str, *overrides: str) -> Architecture:
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        cfg = validate(compose("config", [f"model=gemma3_{size}", *overrides]), Config)
-    return setup.architecture(cfg.model)
-
-
-shipped_270m = shipped("270m")
+@pytest.fixture(scope="module")
+def shipped_270m(shipped) -> Architecture:
+    return shipped("270m")
 
 
 @pytest.fixture(scope="module")
-def small() -> Architecture:
+def small(shipped_270m) -> Architecture:
     """The 270M model with a local and a global layer; completions outgrow its window."""
     return dataclasses.replace(shipped_270m, num_layers=6, sliding_window=24, vocab_size=1000)
 
@@ -104,8 +96,12 @@ def test_prompts_end_a_tile_and_leave_room_for_completions(small):
         assert not np.asarray(tiles[:, P * 2 :]).any()
 
 
-@given(st.integers(8, 144), st.sampled_from([(4, 1), (4, 2), (8, 4), (2, 2)]), st.sampled_from([2048, 6912, 768, 3072]))
-def test_every_column_is_some_blocks_and_fits_its_memory(blocks, heads, hidden):
+@given(
+    blocks=st.integers(8, 144),
+    heads=st.sampled_from([(4, 1), (4, 2), (8, 4), (2, 2)]),
+    hidden=st.sampled_from([2048, 6912, 768, 3072]),
+)
+def test_every_column_is_some_blocks_and_fits_its_memory(shipped_270m, blocks, heads, hidden):
     arch = dataclasses.replace(shipped_270m, num_heads=heads[0], num_kv_heads=heads[1], hidden_dim=hidden)
     cut = token_kernel.cuts(arch, blocks)
     steps = arch.embed_dim // (16 * WARPS)
@@ -135,13 +131,13 @@ def test_every_column_is_some_blocks_and_fits_its_memory(blocks, heads, hidden):
         ("27b", 32, 1, 16, False),
     ],
 )
-def test_it_serves_where_it_is_faster(size, rank, policies, sequences, served, monkeypatch):
+def test_it_serves_where_it_is_faster(size, rank, policies, sequences, served, shipped, monkeypatch):
     monkeypatch.setattr(nvrtc, "serves", lambda: True)
     monkeypatch.setattr(token_kernel, "_multiprocessors", lambda: 132)
     assert token_kernel.serves(shipped(size), rank, policies, sequences) is served
 
 
-def test_it_leaves_a_gpu_that_others_share_alone(monkeypatch, tmp_path):
+def test_it_leaves_a_gpu_that_others_share_alone(shipped_270m, monkeypatch, tmp_path):
     monkeypatch.setattr(nvrtc, "serves", lambda: True)
     monkeypatch.setattr(token_kernel, "_multiprocessors", lambda: 132)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
@@ -170,21 +166,10 @@ needs_nvrtc = pytest.mark.skipif(nvrtc.library() is None, reason="no NVRTC here 
 
 @needs_nvrtc
 @pytest.mark.parametrize(("policies", "overrides"), [(1, ()), (8, ()), (1, ("model.architecture.num_kv_heads=2",))])
-def test_a_gpu_can_be_given_the_kernel(policies, overrides, lowered_for_gpu, monkeypatch):
+def test_a_gpu_can_be_given_the_kernel(policies, overrides, shipped, reading_for_gpu, monkeypatch):
     """It compiles, and all that it asserts of its sizes holds."""
     monkeypatch.setattr(token_kernel, "_multiprocessors", lambda: 132)
-    arch, prompts, shape = shipped("270m", *overrides), 4 * policies, jax.ShapeDtypeStruct
-    weights = jax.eval_shape(lambda: init_weights(jax.random.key(0), arch, jnp.bfloat16))
-    modules = lora.select_modules("_proj", arch.num_layers)
-    own = [jax.eval_shape(lambda: lora.init_adapters(jax.random.key(0), arch, modules, 32, 32.0))] * policies
-    kv = shape((arch.num_layers, prompts, 100, arch.num_kv_heads, arch.head_dim), jnp.bfloat16)
-    prompt = gemma3.Segment(kv, kv, shape((prompts, 100), jnp.int32))
-
-    def read_one(weights, own, prompt, tokens_B):
-        cache, read = token_kernel.start(weights, lora.stack(own), arch, prompt, 4, 70)
-        return read(cache, tokens_B, 5, None)
-
-    assert nvrtc.CALL in lowered_for_gpu(read_one, weights, own, prompt, shape((prompts * 4,), jnp.int32))
+    assert nvrtc.CALL in reading_for_gpu(token_kernel.start, shipped("270m", *overrides), policies)
 
 
 @needs_nvrtc
