@@ -26,7 +26,7 @@ ROWS, HEAD, KEYS = 16, 256, 16  # sequences of a team, size of a head, keys of a
 WARPS, FEEDERS = 8, 4
 RANK = 32  # what ranks are filled up to
 WIDTHS = range(512, 641, 16 * WARPS)  # of models; wider ones leave too few slots, and other kernels are faster
-MOST_TEAMS = 8
+MOST_TEAMS, MOST_LAYERS = 8, 64
 MOST_PIECES = 10  # of 32 inputs, that a warp multiplies with at a time: more would not fit its registers
 PIECE = 512  # bytes of them
 SHARED_BYTES = 227 * 2**10
@@ -41,9 +41,10 @@ def serves(arch: Architecture, rank: int, policies: int, sequences: int) -> bool
     """Whether the kernel serves such a model and so many sequences of each policy, and is faster than others there."""
     if rank > RANK or arch.embed_dim not in WIDTHS or arch.hidden_dim % (32 * WARPS) or arch.head_dim != HEAD:
         return False
-    heads_fit = arch.num_heads <= MOST_PIECES and arch.num_heads // arch.num_kv_heads <= WARPS - 2
+    if arch.num_heads > MOST_PIECES or arch.num_heads // arch.num_kv_heads > WARPS - 2 or arch.num_layers > MOST_LAYERS:
+        return False
     teams = policies * _teams(sequences)
-    return heads_fit and teams <= MOST_TEAMS and _multiprocessors() >= teams and not _shared() and nvrtc.serves()
+    return teams <= MOST_TEAMS and _multiprocessors() >= teams and not _shared() and nvrtc.serves()
 
 
 def start(

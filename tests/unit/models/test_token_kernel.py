@@ -137,6 +137,15 @@ def test_it_serves_where_it_is_faster(size, rank, policies, sequences, served, s
     assert token_kernel.serves(shipped(size), rank, policies, sequences) is served
 
 
+@pytest.mark.parametrize(
+    "odd", [{"num_layers": 65}, {"num_heads": 11, "num_kv_heads": 11}, {"num_heads": 8}, {"head_dim": 128}]
+)
+def test_it_leaves_models_alone_that_it_has_no_room_for(odd, shipped_270m, monkeypatch):
+    monkeypatch.setattr(nvrtc, "serves", lambda: True)
+    monkeypatch.setattr(token_kernel, "_multiprocessors", lambda: 132)
+    assert not token_kernel.serves(dataclasses.replace(shipped_270m, **odd), 32, 1, 16)
+
+
 def test_it_leaves_a_gpu_that_others_share_alone(shipped_270m, monkeypatch, tmp_path):
     monkeypatch.setattr(nvrtc, "serves", lambda: True)
     monkeypatch.setattr(token_kernel, "_multiprocessors", lambda: 132)
