@@ -18,16 +18,9 @@ struct alignas(128) Shared {
   float4 (&sums())[SUMS][WARPS][32] { return *(float4(*)[SUMS][WARPS][32])stage; }
 };
 
-u32 address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
 void await_phase(u32 barrier, u32 phase) {
-  int done;
-  do asm volatile(
-        "{\n.reg .pred done;\nmbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.s32 %0, 1, 0, done;\n}"
-        : "=r"(done)
-        : "r"(barrier), "r"(phase)
-        : "memory");
-  while (!done);
+  while (!is_over(barrier, phase)) {
+  }
 }
 
 // The slots of one warp. Its feeder puts, the warp itself waits for as many as it likes and gives them back.
@@ -49,20 +42,16 @@ struct Ring {
   }
   void give(int count, int lane) {
     __syncwarp();
-    if (lane < count)
-      asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty + wrapped(lane) * 8) : "memory");
+    if (lane < count) arrive(empty + wrapped(lane) * 8);
     advance(count);
   }
 
   void expect(int bytes) const {
     await_phase(empty + at * 8, phase ^ 1);
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full + at * 8), "r"(bytes) : "memory");
+    arrive_and_expect(full + at * 8, bytes);
   }
   void copy(int offset, const void* from, int bytes) const {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     data + at * SLOT + offset),
-                 "l"(from), "r"(bytes), "r"(full + at * 8)
-                 : "memory");
+    copy_bulk(data + at * SLOT + offset, from, bytes, full + at * 8);
   }
   void put(const void* from, int bytes) {
     expect(bytes);
@@ -81,17 +70,4 @@ constexpr int fitting(int pieces) {  // the most pieces that divide these and fi
   return most;
 }
 
-uint4 piece(u32 slot, int n, int lane) {
-  uint4 x;
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "r"(slot + n * PIECE + lane * 16)
-               : "memory");
-  return x;
-}
-
-// Sixteen bytes that no slot is worth; `cp.async.wait_all` before they are used.
-void copy_ahead(u32 to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+uint4 piece(u32 slot, int n, int lane) { return read_shared(slot + n * PIECE + lane * 16); }

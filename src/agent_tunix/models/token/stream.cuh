@@ -12,13 +12,6 @@ struct Stream {
   uint4 h[STEPS];   // what a block of the model reads of it
 };
 
-// Left: sixteen rows by sixteen inputs. Right: sixteen inputs by eight columns.
-void multiply(float4& sum, const uint4& a, u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(sum.x), "+f"(sum.y), "+f"(sum.z), "+f"(sum.w)
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-
 // Where a tile is left that others will read as part of a left operand: two neighbours together.
 int tile_at(int tile, int lane) { return (tile / 2 * 32 + lane) * 4 + tile % 2 * 2; }
 

@@ -51,8 +51,7 @@ struct Feeder {
     constexpr int EACH = parts_of(WORDS, BLOCKS * 4) * 4;
     const int from = here.member * EACH, bytes = (min(from + EACH, WORDS) - from) * 4;
     const u32* at = given.words + here.words() + (layer - here.layer) * WORDS + from;
-    if (warp == 0 && layer < LAYERS && bytes > 0)
-      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(bytes));
+    if (warp == 0 && layer < LAYERS && bytes > 0) fetch(at, bytes);
   }
   void columns_of_b(const uint4* b, size_t of_policy) {
     ring.put_pieces(b + (of_policy * (WIDTH / 8) + warp * TILES) * (LOW / 4) * 32, TILES * (LOW / 4), STEPS);
@@ -271,24 +270,24 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * FEEDERS, 1)
           const uint4* out_a, const uint4* out_b, const uint4* gated_w, const uint4* gated_a, const uint4* gated_b,
           const uint4* down_w, const uint4* down_a, const uint4* down_b, const bf16*, const bf16*, const int*, const u32*,
           bf16* keys, bf16* values, int* counters, u32* words, bf16* h) {
-  extern __shared__ __align__(128) unsigned char memory[];
+  SHARED_MEMORY(memory);
   static_assert(sizeof(Shared) <= SHARED_BYTES, "shared memory");
   Shared& shared = *(Shared*)memory;
   const Given given = {x,      slot,    lengths, angles,  scales,  head_norms, qkv_w,  qkv_a,  qkv_b,    out_w, out_a, out_b,
                        gated_w, gated_a, gated_b, down_w, down_a, down_b,     keys,   values, counters, words, h};
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x < WARPS * RING) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address(&shared.full[0][0] + threadIdx.x)));
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address(&shared.empty[0][0] + threadIdx.x)));
+    make_barrier(address(&shared.full[0][0] + threadIdx.x));
+    make_barrier(address(&shared.empty[0][0] + threadIdx.x));
   }
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  barriers_are_made();
   __syncthreads();
-  if (warp >= WARPS) {  // feeders need few registers, and leave the others theirs
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+  if (warp >= WARPS) {
+    leave_registers<40>();
     const int of = lane * FEEDERS + warp - WARPS;
     if (of < WARPS) Feeder{Ring(shared, of), given, Place(*slot), of}.feed();
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    take_registers<232>();
     read_token(shared, Ring(shared, warp), given, *slot);
   }
 }

@@ -7,9 +7,7 @@
 // "down", SHARES of a sequence's keys.
 
 #pragma once
-
-typedef unsigned short bf16;
-typedef unsigned int u32;
+#include <machine.cuh>
 
 constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
@@ -38,41 +36,14 @@ enum Counter { ATTENDED, PUT_OUT, GATED, DOWN, COUNTERS };
 constexpr int APART = 8;  // counters lie in sectors of their own
 constexpr u32 MISSING = ~0u;
 
-// Read anew in every stage, lest all that follows from it be kept through all stages, for want of registers in memory.
-int this_thread() {
-  int x;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-  return x;
-}
-
 float first(u32 pair) { return __uint_as_float(pair << 16); }
 float second(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
-u32 pack(float x, float y) {
-  u32 pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
-  return pair;
-}
 uint2 pack(float4 x) { return make_uint2(pack(x.x, x.y), pack(x.z, x.w)); }
 float rounded(float x) { return first(pack(x, 0)); }
 float4 operator+(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
-void synchronise() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }  // all warps but the feeders
+void synchronise() { meet<THREADS>(); }  // all warps but the feeders
 
-void leave(u32* p, u32 x) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory"); }
-void leave(u32* p, uint2 x) {
-  asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(x.x), "r"(x.y) : "memory");
-}
-void leave(u32* p, float4 x) {
-  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
-               : "memory");
-}
-void look(u32& x, const u32* p) { asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory"); }
-void look(uint4& x, const u32* p) {
-  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "l"(p)
-               : "memory");
-}
 bool missing(u32 x) { return x == MISSING; }
 bool missing(const uint4& x) { return x.x == MISSING | x.y == MISSING | x.z == MISSING | x.w == MISSING; }
 
@@ -92,12 +63,11 @@ void collect(T (&x)[COUNT], At at) {
   }
 }
 
-// By one thread of a unit, shortly before its words: it takes as long to be seen as they do to be there.
-void count(int* counter) { asm volatile("red.relaxed.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory"); }
+// One thread of a unit counts, shortly before its words: it takes as long to be seen as they do to be there.
 void await(const int* counter, int units) {
   if (threadIdx.x == 0) {
     int seen;
-    do asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+    do look(seen, counter);
     while (seen < units);
   }
   synchronise();
