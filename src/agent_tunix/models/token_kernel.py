@@ -44,7 +44,8 @@ def serves(arch: Architecture, rank: int, policies: int, sequences: int) -> bool
     if arch.num_heads > MOST_PIECES or arch.num_heads // arch.num_kv_heads > WARPS - 2 or arch.num_layers > MOST_LAYERS:
         return False
     teams = policies * _teams(sequences)
-    return teams <= MOST_TEAMS and _multiprocessors() >= teams and not _shared() and nvrtc.serves()
+    blocks_fit = teams <= MOST_TEAMS and _multiprocessors() >= teams * _down_shares(arch)
+    return blocks_fit and not _shared() and nvrtc.serves()
 
 
 def start(
@@ -134,12 +135,17 @@ def cuts(arch: Architecture, blocks: int) -> dict[str, int]:
 
     qkv = columns((arch.num_heads + 2 * arch.num_kv_heads) * HEAD // 16, HEAD // 16, min(WARPS, steps) // 2)
     gated = columns(arch.hidden_dim // 16, arch.hidden_dim // 16, min(WARPS, steps) // 4)
-    pieces = arch.hidden_dim // (32 * WARPS)
-    down = next(shares for shares in _divisors(pieces) if pieces // shares <= MOST_PIECES)
+    down = _down_shares(arch)
     shares = max(n for n in (1, 2, 4, 8) if n == 1 or ROWS * arch.num_kv_heads * n <= blocks)
     cut = {"QKV_C": qkv[0], "QKV_SUB": qkv[1], "GATED_C": gated[0], "GATED_SUB": gated[1], "SHARES": shares}
     cut |= {"OUT_N": tiles(1), "DOWN_N": tiles(down), "DOWN_Z": down}
     return cut | {"LAYER_WORDS": _layer_words(arch, cut), "RING": _ring_slots(arch, cut)}
+
+
+def _down_shares(arch: Architecture) -> int:
+    """Of the sum of "down". They wait for each other, so each has a block of its own."""
+    pieces = arch.hidden_dim // (32 * WARPS)
+    return next(shares for shares in _divisors(pieces) if pieces // shares <= MOST_PIECES)
 
 
 def _divisors(n: int) -> list[int]:

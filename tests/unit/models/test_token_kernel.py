@@ -146,6 +146,16 @@ def test_it_leaves_models_alone_that_it_has_no_room_for(odd, shipped_270m, monke
     assert not token_kernel.serves(dataclasses.replace(shipped_270m, **odd), 32, 1, 16)
 
 
+@pytest.mark.parametrize(("policies", "served"), [(7, True), (8, False)])
+def test_every_share_of_a_sum_has_a_block_of_its_own(policies, served, shipped_270m, monkeypatch):
+    """Of seventeen shares two would else be one block's, and the first wait for the second without end."""
+    monkeypatch.setattr(nvrtc, "serves", lambda: True)
+    monkeypatch.setattr(token_kernel, "_multiprocessors", lambda: 132)
+    arch = dataclasses.replace(shipped_270m, hidden_dim=17 * 256)
+    assert token_kernel.cuts(arch, 132 // policies)["DOWN_Z"] == 17
+    assert token_kernel.serves(arch, 32, policies, 16) is served
+
+
 def test_it_leaves_a_gpu_that_others_share_alone(shipped_270m, monkeypatch, tmp_path):
     monkeypatch.setattr(nvrtc, "serves", lambda: True)
     monkeypatch.setattr(token_kernel, "_multiprocessors", lambda: 132)
