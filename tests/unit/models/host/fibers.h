@@ -1,5 +1,6 @@
 // Threads of a grid as fibers of one process. One runs until it waits; then another of its block does, until the block's
-// turn is over and that of some other block comes. Which one is drawn: so blocks are now ahead of each other, now behind.
+// turn is over and that of some other block comes. Blocks are drawn, and for each turn a warp of theirs that is slow: so
+// there is no order in which they always come.
 
 #pragma once
 #include <cstddef>
@@ -10,9 +11,9 @@
 #include <ucontext.h>
 
 constexpr int MOST_THREADS = 512;
-constexpr int STACK = (32 << 10) + 576;     // no power of two, lest all stacks compete for the same lines of cache
-constexpr int TURN = 4000, SPIN = 40;      // how long a block's turn is, and what it costs to look in vain
-constexpr long PATIENCE = 10'000'000;      // how often fibers may look in vain until they are said to be stuck
+constexpr int STACK = (32 << 10) + 576;  // no power of two, lest all stacks compete for the same lines of cache
+constexpr int TURN = 1000, SPIN = 40;    // the shortest turn of a block, and what of it is lost by looking in vain
+constexpr long PATIENCE = 10'000'000;    // how often fibers may look in vain until they are said to be stuck
 
 // GCC's own, as those of the C library take several times as long.
 typedef void* Context[5];
@@ -42,6 +43,13 @@ struct Block {
   void push(Fiber* fiber) { ready[after++ % MOST_THREADS] = fiber; }
   Fiber* pop() { return ready[first++ % MOST_THREADS]; }
   bool nobody_is_ready() const { return first == after; }
+
+  int slow = -1;  // a warp that waits as long as others can go on
+  std::vector<Fiber*> held;
+  void slow_down(int warp) {
+    for (Fiber* fiber : held) push(fiber);
+    held.clear(), slow = warp;
+  }
 };
 
 static std::vector<Block*> living;
@@ -70,9 +78,17 @@ static void require(bool holds, const char* what) {
 
 static Fiber* next_fiber() {
   Block* block = current->block;
-  if (turn <= 0 || block->living == 0) block = living[draw(living.size())], turn = TURN;
-  require(!block->nobody_is_ready(), "a block's threads wait for each other in different places");
-  return block->pop();
+  if (turn <= 0 || block->living == 0) {
+    block = living[draw(living.size())], turn = TURN << draw(7);
+    block->slow_down(draw(block->fibers.size() / 32));
+  }
+  for (;;) {
+    if (block->nobody_is_ready()) block->slow_down(-1);
+    require(!block->nobody_is_ready(), "a block's threads wait for each other in different places");
+    Fiber* fiber = block->pop();
+    if (fiber->thread / 32 != block->slow) return fiber;
+    block->held.push_back(fiber);
+  }
 }
 
 static void finish();
