@@ -48,6 +48,11 @@ def test_a_lack_of_memory_is_said_as_such(grpo_step):
     assert grpo_step.reason("Traceback\nValueError: no such thing\n\n") == "ValueError: no such thing"
 
 
+def test_what_jax_says_after_an_error_is_not_its_reason(grpo_step):
+    log = f"TypeError: no such thing\n{20 * '-'}\n{grpo_step.JAX_NOTE} from the traceback of the following exception.\n"
+    assert grpo_step.reason(log) == "TypeError: no such thing"
+
+
 def test_of_a_contestant_that_was_stopped_what_it_did_counts(grpo_step, tmp_path):
     given = grpo_step.argparse.Namespace(model="tiny", steps=5, micro_batch=None, prompts=2, generations=3)
     race = grpo_step.make_race(given, tmp_path)

@@ -37,6 +37,7 @@ PRODUCTS = {
 
 Cache = Any
 Read = Callable[[Cache, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Cache]]
+Way = Callable[..., tuple[Cache, Read]]
 
 
 def start(
@@ -47,13 +48,17 @@ def start(
     `read(cache, tokens_B, slot, done_B)` returns the hidden states [B, D] and the cache; rows of sequences that
     are done hold nothing of use.
     """
-    rank, policies = lora.rank_of(adapters), lora.policies_of(adapters)
-    way: Callable[..., tuple[Cache, Read]] = _by_forward
-    if _takes_kernels(weights) and token_kernel.serves(arch, rank, policies, len(prompt.positions_BS) // policies * group):
-        way = token_kernel.start
-    elif _takes_kernels(weights) and _kernels_serve(weights, _filled_rank(adapters)):
-        way = _by_kernels
+    way = _way(weights, adapters, arch, len(prompt.positions_BS) * group)
     return way(weights, adapters, arch, prompt, group, slots)
+
+
+def _way(weights: Weights, adapters: Adapters | None, arch: Architecture, sequences: int) -> Way:
+    if not _takes_kernels(weights):
+        return _by_forward
+    policies = lora.policies_of(adapters)
+    if token_kernel.serves(arch, lora.rank_of(adapters), policies, sequences // policies):
+        return token_kernel.start
+    return _by_kernels if _kernels_serve(weights, _filled_rank(adapters)) else _by_forward
 
 
 def _takes_kernels(weights: Weights) -> bool:

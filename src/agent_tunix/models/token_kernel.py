@@ -30,7 +30,7 @@ MOST_TEAMS, MOST_LAYERS = 8, 64
 MOST_PIECES = 10  # of 32 inputs, that a warp multiplies with at a time: more would not fit its registers
 PIECE = 512  # bytes of them
 SHARED_BYTES = 227 * 2**10
-COUNTERS, APART = 4, 8  # of a team, and how many numbers from one to the next
+COUNTERS, APART = 4, 8  # of a team, and how many numbers from one to the next: each in a sector of its own
 MISSING = np.uint32(2**32 - 1)  # a word that is not there yet
 
 Cache = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
@@ -104,8 +104,14 @@ def _macros(arch: Architecture) -> dict[str, int | str]:
         "GLOBALS": f"{sum(1 << int(n) for n in np.flatnonzero(arch.is_global()))}ull",
         "SCALE": f"{arch.query_scale}f",
         "EPS": f"{arch.norm_eps}f",
+        "ROWS": ROWS,
+        "HEAD": HEAD,
+        "KEYS": KEYS,
+        "COUNTERS": COUNTERS,
+        "APART": APART,
         "RANK": RANK,
         "WARPS": WARPS,
+        "FEEDERS": FEEDERS,
         "SHARED_BYTES": SHARED_BYTES,
     }
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_tunix.engine import executables
 from agent_tunix.models import decoding, gemma3, kernels, lora, nvrtc, token_kernel
 from agent_tunix.models.gemma3 import Architecture
 from agent_tunix.models.weights import init_weights
@@ -168,6 +169,21 @@ def test_it_leaves_a_gpu_that_others_share_alone(shipped_270m, monkeypatch, tmp_
 def test_without_nvrtc_it_does_not_serve(monkeypatch):
     monkeypatch.setattr(nvrtc, "library", lambda: None)
     assert not nvrtc.serves.__wrapped__()
+
+
+def test_an_nvrtc_that_compiles_nothing_does_not_serve(monkeypatch):
+    def compiled(source, macros):
+        raise RuntimeError("NVRTC did not compile a kernel: it lacks its builtins")
+
+    monkeypatch.setattr(nvrtc, "library", object)
+    monkeypatch.setattr(nvrtc, "compiled", compiled)
+    assert not nvrtc.serves.__wrapped__()
+
+
+def test_an_executable_is_as_old_as_the_kernels_files():
+    known = {path for kind in executables.SOURCES for path in token_kernel.FOLDER.glob(kind)}
+    assert set(token_kernel.FOLDER.iterdir()) == known
+    assert token_kernel.FOLDER.is_relative_to(executables.PACKAGE)
 
 
 @pytest.mark.parametrize(("made", "served"), [(1, True), (2, False)])

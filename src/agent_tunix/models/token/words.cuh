@@ -1,8 +1,9 @@
 // Sizes, numbers, and the words that blocks leave for each other.
 //
-// token_kernel.py gives as macros: LAYERS, WIDTH, HIDDEN, HEADS, KV_HEADS, WINDOW, GLOBALS (a bit for each layer), SCALE of
+// token_kernel.py gives as macros: ROWS, sequences of a team; HEAD, size of a head; KEYS of a tile; COUNTERS of a team, APART
+// from each other; WARPS that compute and FEEDERS; LAYERS, WIDTH, HIDDEN, HEADS, KV_HEADS, WINDOW, GLOBALS (a bit for each layer), SCALE of
 // queries and EPS of norms; RANK; POLICIES, PROMPTS of each, GROUP sequences a prompt, PROMPT_TILES and OWN_TILES of keys; TEAMS,
-// TEAMS_EACH policy and BLOCKS of each team; WARPS; RING, slots of a warp; and how work is cut: QKV_C and GATED_C sixteens of
+// TEAMS_EACH policy and BLOCKS of each team; RING, slots of a warp; and how work is cut: QKV_C and GATED_C sixteens of
 // columns to a unit, QKV_SUB and GATED_SUB of them at a time, OUT_N and DOWN_N eights of columns, DOWN_Z shares of the sum of
 // "down", SHARES of a sequence's keys.
 
@@ -13,8 +14,7 @@ constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 constexpr int parts_of(int all, int each) { return (all + each - 1) / each; }
 
-constexpr int ROWS = 16, HEAD = 256, KEYS = 16;  // sequences of a team, size of a head, keys of a tile
-constexpr int THREADS = 32 * WARPS, FEEDERS = 4;
+constexpr int THREADS = 32 * WARPS;
 constexpr int STEPS = WIDTH / (16 * WARPS), TILES = 2 * STEPS;  // sixteens of inputs, and eights of columns, that a warp has
 constexpr int LOW = RANK / 8, PER_KV = HEADS / KV_HEADS, QKV = (HEADS + 2 * KV_HEADS) * HEAD;
 constexpr int CACHE_TILES = POLICIES * PROMPTS * PROMPT_TILES + TEAMS * ROWS * OWN_TILES;
@@ -32,8 +32,8 @@ constexpr int GATED_AT = OUT_AT + OUT_TILES * 64, DOWN_AT = GATED_AT + ROWS * HI
 constexpr int WORDS = SHARES_AT + (DOWN_Z > 1) * DOWN_Z * OUT_TILES * 128;
 static_assert(WORDS == LAYER_WORDS && WORDS % 4 == 0, "words of a layer");
 
-enum Counter { ATTENDED, PUT_OUT, GATED, DOWN, COUNTERS };
-constexpr int APART = 8;  // counters lie in sectors of their own
+enum Counter { ATTENDED, PUT_OUT, GATED, DOWN };
+static_assert(DOWN + 1 == COUNTERS, "counters");
 constexpr u32 MISSING = ~0u;
 
 float first(u32 pair) { return __uint_as_float(pair << 16); }

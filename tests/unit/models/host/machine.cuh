@@ -50,7 +50,7 @@ u32 __float_as_uint(float x) {
   return memcpy(&y, &x, 4), y;
 }
 
-constexpr int ALL_THREADS = 32 * (WARPS + 4);  // four warps feed the others
+constexpr int ALL_THREADS = 32 * (WARPS + FEEDERS);
 
 struct Warp {
   Meeting meeting;
