@@ -23,10 +23,11 @@ from agent_tunix.models.lora import Adapters
 
 FOLDER = Path(__file__).parent / "token"
 ROWS, HEAD, KEYS = 16, 256, 16  # sequences of a team, size of a head, keys of a tile
-WARPS, FEEDERS = 8, 4
+WARPS = 8  # that compute, and as many that feed them
 RANK = 32  # what ranks are filled up to
-WIDTHS = range(512, 641, 16 * WARPS)  # of models; wider ones leave too few slots, and other kernels are faster
+WIDTHS = range(512, 1153, 16 * WARPS)  # of models; wider ones leave too few slots
 MOST_TEAMS, MOST_LAYERS = 8, 64
+MOST_BYTES = 2**27  # of a layer, which each team reads for itself; where it is more, kernels that read it once are faster
 MOST_PIECES = 10  # of 32 inputs, that a warp multiplies with at a time: more would not fit its registers
 PIECE = 512  # bytes of them
 SHARED_BYTES = 227 * 2**10
@@ -44,8 +45,9 @@ def serves(arch: Architecture, rank: int, policies: int, sequences: int) -> bool
     if arch.num_heads > MOST_PIECES or arch.num_heads // arch.num_kv_heads > WARPS - 2 or arch.num_layers > MOST_LAYERS:
         return False
     teams = policies * _teams(sequences)
-    blocks_fit = teams <= MOST_TEAMS and _multiprocessors() >= teams * _down_shares(arch)
-    return blocks_fit and not _shared() and nvrtc.serves()
+    if teams > MOST_TEAMS or teams * _layer_bytes(arch) > MOST_BYTES or teams * _down_shares(arch) > _multiprocessors():
+        return False
+    return not _shared() and nvrtc.serves()
 
 
 def start(
@@ -63,7 +65,7 @@ def start(
     constants = [*_norms(weights, arch), *_matrices(weights, adapters, cut["DOWN_Z"])]
     angles = [x_TN for pair in gemma3.rotations(arch, jnp.arange(S + slots)) for x_TN in gemma3.both_halves(*pair)]
     angles_TAN, first_R = jnp.stack(angles, axis=1), kernels.filled(jnp.repeat(lengths_P, group), policies, rows)
-    launch = {"grid": teams * blocks, "threads": 32 * (WARPS + FEEDERS), "shared_bytes": SHARED_BYTES}
+    launch = {"grid": teams * blocks, "threads": 2 * 32 * WARPS, "shared_bytes": SHARED_BYTES}
 
     def read(cache, tokens_B, slot, done_B):
         del done_B  # what a finished sequence reads is of no use, and no one else sees it
@@ -82,6 +84,11 @@ def start(
 
 def _teams(sequences: int) -> int:
     return -(-sequences // ROWS)
+
+
+def _layer_bytes(arch: Architecture) -> int:
+    heads = (2 * arch.num_heads + 2 * arch.num_kv_heads) * HEAD
+    return 2 * arch.embed_dim * (heads + 3 * arch.hidden_dim)
 
 
 def _multiprocessors() -> int:
@@ -111,21 +118,20 @@ def _macros(arch: Architecture) -> dict[str, int | str]:
         "APART": APART,
         "RANK": RANK,
         "WARPS": WARPS,
-        "FEEDERS": FEEDERS,
         "SHARED_BYTES": SHARED_BYTES,
     }
 
 
 def cuts(arch: Architecture, blocks: int) -> dict[str, int]:
     """How much of every product a block takes, such that none takes long: the fewest columns, then the fewest rounds."""
-    steps, low = arch.embed_dim // (16 * WARPS), RANK // 8
+    low = RANK // 8
 
     def columns(all_of: int, of_module: int, most: int) -> tuple[int, int]:
-        """Sixteens of columns to a unit, beside A, and how many of them at a time."""
+        """Sixteens of columns to a unit, and how many of them at a time."""
 
-        def cost(c: int) -> tuple[float, int]:
+        def cost(c: int) -> tuple[int, int]:
             rounds = -(-all_of // (c * blocks))
-            return rounds * (c + low / 2), rounds
+            return rounds * c, rounds
 
         c = min(_divisors(of_module), key=cost)
         return c, max(n for n in _divisors(c) if n <= most)
@@ -139,8 +145,8 @@ def cuts(arch: Architecture, blocks: int) -> dict[str, int]:
 
         return min(range(1, WARPS + 1), key=cost)
 
-    qkv = columns((arch.num_heads + 2 * arch.num_kv_heads) * HEAD // 16, HEAD // 16, min(WARPS, steps) // 2)
-    gated = columns(arch.hidden_dim // 16, arch.hidden_dim // 16, min(WARPS, steps) // 4)
+    qkv = columns((arch.num_heads + 2 * arch.num_kv_heads) * HEAD // 16, HEAD // 16, WARPS // 2)
+    gated = columns(arch.hidden_dim // 16, arch.hidden_dim // 16, WARPS // 4)
     down = _down_shares(arch)
     shares = max(n for n in (1, 2, 4, 8) if n == 1 or ROWS * arch.num_kv_heads * n <= blocks)
     cut = {"QKV_C": qkv[0], "QKV_SUB": qkv[1], "GATED_C": gated[0], "GATED_SUB": gated[1], "SHARES": shares}
@@ -161,7 +167,7 @@ def _divisors(n: int) -> list[int]:
 def _layer_words(arch: Architecture, cut: dict[str, int]) -> int:
     """Words that the blocks of a team leave in a layer: pairs of bfloat16, or numbers where sums are cut into shares."""
     H, K, tiles = arch.num_heads, arch.num_kv_heads, arch.embed_dim // 8 + RANK // 8
-    pairs = ROWS * ((2 * H + 2 * K) * HEAD + arch.hidden_dim) // 2 + 2 * tiles * 64
+    pairs = ROWS * ((2 * H + 2 * K) * HEAD + arch.hidden_dim) // 2 + (2 * tiles + 5 * RANK // 8) * 64
     shares, down = cut["SHARES"], cut["DOWN_Z"]
     return pairs + (shares > 1) * ROWS * shares * H * (HEAD // 2 + 1) + (down > 1) * down * tiles * 128
 
@@ -169,7 +175,7 @@ def _layer_words(arch: Architecture, cut: dict[str, int]) -> int:
 def _ring_slots(arch: Architecture, cut: dict[str, int]) -> int:
     """How many slots each warp gets of the shared memory that is left beside norms, angles and sums."""
     sums = max(2 * cut["QKV_SUB"], 4 * cut["GATED_SUB"], cut["OUT_N"], cut["DOWN_N"])
-    beside = max(sums * WARPS * PIECE, 2**14) + 4 * HEAD * 4 + 2 * arch.embed_dim * 4 + 2 * ROWS * WARPS * 4
+    beside = max(sums * WARPS * PIECE, 2**14) + 4 * HEAD * 4 + 2 * arch.embed_dim * 2 + 4 * ROWS * WARPS * 4
     return (SHARED_BYTES - beside - 128) // (WARPS * (arch.embed_dim // (16 * WARPS) * PIECE + 16))
 
 
@@ -180,8 +186,8 @@ def _norms(weights: Weights, arch: Architecture) -> tuple[jax.Array, jax.Array]:
     """
     w, last_1D = weights.layers, weights.final_norm_D[None]
     around = jnp.stack([w.input_norm, w.post_attention_norm, w.pre_feedforward_norm, w.post_feedforward_norm], axis=1)
-    norms_nD = jnp.concatenate([last_1D, around.reshape(-1, arch.embed_dim), last_1D]).astype(jnp.float32)
-    scales = 1 + norms_nD.reshape(-1, 2, WARPS, arch.embed_dim // WARPS).swapaxes(1, 2)
+    norms_nD = jnp.concatenate([last_1D, around.reshape(-1, arch.embed_dim), last_1D])
+    scales = norms_nD.reshape(-1, 2, WARPS, arch.embed_dim // WARPS).swapaxes(1, 2)
     return scales, jnp.stack([w.q_norm, w.k_norm], axis=1).astype(jnp.float32)
 
 

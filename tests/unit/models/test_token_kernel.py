@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from functools import partial
 
 import jax
@@ -101,15 +102,17 @@ def test_prompts_end_a_tile_and_leave_room_for_completions(small):
     blocks=st.integers(8, 144),
     heads=st.sampled_from([(4, 1), (4, 2), (8, 4), (2, 2)]),
     hidden=st.sampled_from([2048, 6912, 768, 3072]),
+    width=st.sampled_from([512, 640, 1152]),
 )
-def test_every_column_is_some_blocks_and_fits_its_memory(shipped_270m, blocks, heads, hidden):
-    arch = dataclasses.replace(shipped_270m, num_heads=heads[0], num_kv_heads=heads[1], hidden_dim=hidden)
+def test_every_column_is_some_blocks_and_fits_its_memory(shipped_270m, blocks, heads, hidden, width):
+    sizes = {"num_heads": heads[0], "num_kv_heads": heads[1], "hidden_dim": hidden, "embed_dim": width}
+    arch = dataclasses.replace(shipped_270m, **sizes)
     cut = token_kernel.cuts(arch, blocks)
     steps = arch.embed_dim // (16 * WARPS)
-    for name, all_of, parts in (("QKV", (heads[0] + 2 * heads[1]) * 16, 1), ("GATED", hidden // 16, 2)):
+    for name, all_of in (("QKV", (heads[0] + 2 * heads[1]) * 16), ("GATED", hidden // 16)):
         assert all_of % cut[f"{name}_C"] == 0
         assert cut[f"{name}_C"] % cut[f"{name}_SUB"] == 0
-        assert parts * 2 * cut[f"{name}_SUB"] <= steps  # B of so many tiles is sent in one slot
+        assert 2 * cut[f"{name}_SUB"] <= WARPS  # each sees to a tile
     assert 16 % cut["QKV_C"] == 0  # a unit is of one module
     assert max(cut["OUT_N"], cut["DOWN_N"]) <= WARPS
     assert hidden % (32 * WARPS * cut["DOWN_Z"]) == 0
@@ -128,7 +131,10 @@ def test_every_column_is_some_blocks_and_fits_its_memory(shipped_270m, blocks, h
         ("270m", 33, 1, 16, False),
         ("270m", 32, 9, 16, False),
         ("270m", 32, 5, 17, False),
-        ("1b", 32, 1, 16, False),
+        ("1b", 32, 1, 16, True),
+        ("1b", 32, 1, 32, True),
+        ("1b", 32, 1, 64, False),
+        ("4b", 32, 1, 16, False),
         ("27b", 32, 1, 16, False),
     ],
 )
@@ -152,7 +158,7 @@ def test_every_share_of_a_sum_has_a_block_of_its_own(policies, served, shipped_2
     """Of seventeen shares two would else be one block's, and the first wait for the second without end."""
     monkeypatch.setattr(nvrtc, "serves", lambda: True)
     monkeypatch.setattr(token_kernel, "_multiprocessors", lambda: 132)
-    arch = dataclasses.replace(shipped_270m, hidden_dim=17 * 256)
+    arch = dataclasses.replace(shipped_270m, embed_dim=512, hidden_dim=17 * 256)
     assert token_kernel.cuts(arch, 132 // policies)["DOWN_Z"] == 17
     assert token_kernel.serves(arch, 32, policies, 16) is served
 
@@ -200,11 +206,36 @@ needs_nvrtc = pytest.mark.skipif(nvrtc.library() is None, reason="no NVRTC here 
 
 
 @needs_nvrtc
-@pytest.mark.parametrize(("policies", "overrides"), [(1, ()), (8, ()), (1, ("model.architecture.num_kv_heads=2",))])
-def test_a_gpu_can_be_given_the_kernel(policies, overrides, shipped, reading_for_gpu, monkeypatch):
+@pytest.mark.parametrize(
+    ("size", "policies", "overrides"),
+    [("270m", 1, ()), ("270m", 8, ()), ("270m", 1, ("model.architecture.num_kv_heads=2",)), ("1b", 1, ()), ("1b", 2, ())],
+)
+def test_a_gpu_can_be_given_the_kernel(size, policies, overrides, shipped, reading_for_gpu, monkeypatch):
     """It compiles, and all that it asserts of its sizes holds."""
     monkeypatch.setattr(token_kernel, "_multiprocessors", lambda: 132)
-    assert nvrtc.CALL in reading_for_gpu(token_kernel.start, shipped("270m", *overrides), policies)
+    assert nvrtc.CALL in reading_for_gpu(token_kernel.start, shipped(size, *overrides), policies)
+
+
+@needs_nvrtc
+def test_a_slot_is_given_back_after_its_last_word_has_come(shipped, reading_for_gpu, monkeypatch):
+    """In the kernel's instructions: else a copy may overwrite what is still being read, as it did one token in a hundred."""
+    monkeypatch.setattr(token_kernel, "_multiprocessors", lambda: 132)
+    compiled, found = nvrtc.compiled, []
+    monkeypatch.setattr(nvrtc, "compiled", lambda *given: found.append(compiled(*given)) or found[-1])
+    reading_for_gpu(token_kernel.start, shipped("1b"), 1)
+    sources: dict[str, set[str]] = {}
+    for what, made, rest in re.findall(r"^\s*(?:@\S+ )?([a-z][\w.:]*)\s+({[^}]*}|%\w+), (.*);$", found[0], re.M):
+        word = {"a word"} if what.startswith("ld.volatile.shared") else set()
+        for register in re.findall(r"%\w+", made):
+            sources.setdefault(register, set()).update(re.findall(r"%\w+", rest), word)
+    given_back = re.findall(r"mbarrier\.arrive\.shared::cta\.b64 _, \[(%\w+)\]", found[0])
+    assert len(given_back) > 5
+    for register in given_back:
+        known, new = set(), {register}
+        while new:
+            known |= new
+            new = set().union(*(sources.get(x, set()) for x in new)) - known
+        assert "a word" in known
 
 
 @needs_nvrtc
@@ -220,9 +251,13 @@ def learnt(arch: Architecture, seed: int) -> lora.Adapters:
 
 
 @pytest.mark.skipif(kernels.capability() != kernels.HOPPER, reason="no Hopper GPU here to run the kernel on")
-@pytest.mark.parametrize(("policies", "prompts", "group"), [(1, 3, 5), (1, 9, 4), (3, 2, 4)])
-def test_hidden_states_are_those_of_the_forward_pass(small, policies, prompts, group):
+@pytest.mark.parametrize(
+    ("policies", "prompts", "group", "sizes"),
+    [(1, 3, 5, {}), (1, 9, 4, {}), (3, 2, 4, {}), (1, 4, 4, {"embed_dim": 1152, "hidden_dim": 6912})],
+)
+def test_hidden_states_are_those_of_the_forward_pass(small, policies, prompts, group, sizes):
     """Token by token, past the window and the edges of tiles; run again it gives the same bits."""
+    small = dataclasses.replace(small, **sizes)
     assert token_kernel.serves(small, 8, policies, prompts * group)
     weights = jax.jit(init_weights, static_argnums=(1, 2))(jax.random.key(0), small, jnp.bfloat16)
     adapters = lora.stack([learnt(small, seed) for seed in range(policies)])

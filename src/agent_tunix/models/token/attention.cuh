@@ -117,10 +117,9 @@ void score_tile(Attending& shared, Ring& ring, const Span& span, int tile, int w
     ring.await_slots(KEY_SLOTS, lane);
 #pragma unroll
     for (int n = 0; n < HEAD / 16; n += 2) {
-      const u32 slot = ring.slot(n / KEY_PIECES);
       const uint4 q = *(const uint4*)&shared.q[g % PER_KV][n * 16 + t * 8];
-      multiply(parts[n % 4], piece(slot, n % KEY_PIECES, lane), q.x, q.y);
-      multiply(parts[n % 4 + 1], piece(slot, n % KEY_PIECES + 1, lane), q.z, q.w);
+      multiply(parts[n % 4], ring.piece(n / KEY_PIECES, n % KEY_PIECES, lane), q.x, q.y);
+      multiply(parts[n % 4 + 1], ring.piece(n / KEY_PIECES, n % KEY_PIECES + 1, lane), q.z, q.w);
     }
     ring.give(KEY_SLOTS, lane);
   }
@@ -155,16 +154,16 @@ void add_values(Attending& shared, Ring& ring, const Span& span, int base, Atten
 #pragma unroll
   for (float4& x : sofar.out) x = {x.x * even, x.y * odd, x.z * even, x.w * odd};
   ring.await_slots(slots, lane);
-#pragma unroll
+#pragma unroll 1
   for (int n = 0; n < WARPS; n++) {
     if (base + n >= span.end) break;
     const float4 x = *(const float4*)(scores + n * KEYS);
     const float p[4] = {__expf(x.x - now), __expf(x.y - now), __expf(x.z - now), __expf(x.w - now)};
     sum += p[0] + p[1] + p[2] + p[3];
-    const u32 low = pack(p[0], p[1]), high = pack(p[2], p[3]), slot = ring.slot(n / VALUE_TILES);
+    const u32 low = pack(p[0], p[1]), high = pack(p[2], p[3]);
 #pragma unroll
     for (int i = 0; i < BLOCKS_OF_HEAD; i++)
-      multiply(sofar.out[i], piece(slot, n % VALUE_TILES * BLOCKS_OF_HEAD + i, lane), low, high);
+      multiply(sofar.out[i], ring.piece(n / VALUE_TILES, n % VALUE_TILES * BLOCKS_OF_HEAD + i, lane), low, high);
   }
   ring.give(slots, lane);
   for (int other = 1; other < 4; other *= 2) sum += __shfl_xor_sync(~0u, sum, other);
@@ -231,6 +230,7 @@ void attend(Shared& all, Ring& ring, u32* words, const Span& span, bf16* keys, b
   }
   gather(shared, sofar, warp, lane);
   synchronise();
+#pragma unroll 1
   for (int i = thread; i < PER_KV * HEAD / 2; i += THREADS)
     leave_share(shared, words, span, i / (HEAD / 2), i % (HEAD / 2) * 2);
   if (span.newest())
@@ -241,11 +241,15 @@ void attend(Shared& all, Ring& ring, u32* words, const Span& span, bf16* keys, b
 void combine(u32* words, const Span& span) {
   constexpr int PAIRS = PER_KV * HEAD / 2 / SHARES;
   const int at = (span.row * KV_HEADS + span.kv) * SHARES * PER_KV;
-  for (int i = span.share * PAIRS + this_thread(); i < (span.share + 1) * PAIRS; i += THREADS) {
+  const int warp = this_thread() / 32, lane = this_thread() % 32;
+  for (int from = warp * 32; from < PAIRS; from += THREADS) {  // by whole warps, of which the last may do one pair twice
+    const int i = span.share * PAIRS + min(from + lane, PAIRS - 1);
     const int h = i / (HEAD / 2), dim = i % (HEAD / 2) * 2;
-    u32 part[SHARES], log[SHARES];
-    collect(part, [&](int z) { return words + PARTS_AT + ((at + z * PER_KV + h) * HEAD + dim) / 2; });
-    collect(log, [&](int z) { return words + LOGS_AT + at + z * PER_KV + h; });
+    u32 found[2 * SHARES], *part = found, *log = found + SHARES;
+    collect(found, [&](int n) {
+      const int share = at + n % SHARES * PER_KV + h;
+      return words + (n < SHARES ? PARTS_AT + (share * HEAD + dim) / 2 : LOGS_AT + share);
+    });
     float most = LOWEST, sum = 0, x = 0, y = 0;
 #pragma unroll
     for (int z = 0; z < SHARES; z++) most = fmaxf(most, __uint_as_float(log[z]));

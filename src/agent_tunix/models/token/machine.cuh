@@ -10,6 +10,7 @@ typedef unsigned int u32;
 int this_thread() {
   int x;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  __builtin_assume(x >= 0 && x < 1024);
   return x;
 }
 
@@ -84,6 +85,13 @@ void copy_bulk(u32 to, const void* from, int bytes, u32 barrier) {
                "r"(bytes), "r"(barrier)
                : "memory");
 }
+// The second level of cache keeps what it has rather than this.
+void copy_bulk_through(u32 to, const void* from, int bytes, u32 barrier) {
+  asm volatile("{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+               "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], policy;\n}"
+               ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
 // Into the second level of cache.
 void fetch(const void* from, int bytes) { asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes)); }
 
@@ -93,8 +101,9 @@ void copy_ahead(u32 to, const void* from) {
 }
 void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// In this order: when the last has come, all have.
 uint4 read_shared(u32 from) {
   uint4 x;
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from) : "memory");
+  asm volatile("ld.volatile.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from) : "memory");
   return x;
 }

@@ -4,7 +4,7 @@
 #include "words.cuh"
 
 constexpr int PIECE = 512, SLOT = STEPS * PIECE;  // bytes: what a warp multiplies with at a time, and is sent at a time
-constexpr int SCALE_BYTES = STEPS * 16 * 4;       // of one norm, a warp's columns
+constexpr int SCALE_BYTES = STEPS * 16 * 2;       // of one norm, a warp's columns
 constexpr int SUMS_BYTES = SUMS * THREADS * 16;
 
 struct alignas(128) Shared {
@@ -12,7 +12,7 @@ struct alignas(128) Shared {
   alignas(16) unsigned char stage[larger(SUMS_BYTES, 16384)];  // what a stage needs for itself
   float rotary[4][HEAD];                                       // scales of queries' and keys' norms, cosines and sines
   unsigned char scales[WARPS][2 * SCALE_BYTES];
-  float squares[2][ROWS][WARPS];
+  float squares[4][ROWS][WARPS];
   unsigned long long full[WARPS][RING], empty[WARPS][RING];
 
   float4 (&sums())[SUMS][WARPS][32] { return *(float4(*)[SUMS][WARPS][32])stage; }
@@ -23,14 +23,22 @@ void await_phase(u32 barrier, u32 phase) {
   }
 }
 
-// The slots of one warp. Its feeder puts, the warp itself waits for as many as it likes and gives them back.
+// The slots of one warp. Its feeder puts, the warp itself waits for as many as it likes, reads and gives them back.
+//
+// A slot may be given back when what was read of it is there, not when it has been asked for: a copy that comes soon would
+// still find it unread. So the barrier's address depends on the last word that was read, by way of a zero that the compiler
+// does not know.
 struct Ring {
-  u32 data, full, empty, at, phase;
+  u32 data, full, empty, at = 0, phase = 0, zero, read = 0;
 
-  Ring(Shared& shared, int warp)
-      : data(address(shared.ring[warp])), full(address(shared.full[warp])), empty(address(shared.empty[warp])), at(0), phase(0) {}
+  Ring(Shared& shared, int warp, u32 zero)
+      : data(address(shared.ring[warp])), full(address(shared.full[warp])), empty(address(shared.empty[warp])), zero(zero) {}
   u32 wrapped(int ahead) const { return at + ahead < RING ? at + ahead : at + ahead - RING; }
-  u32 slot(int ahead) const { return data + wrapped(ahead) * SLOT; }
+  uint4 piece(int ahead, int n, int lane) {
+    const uint4 x = read_shared(data + wrapped(ahead) * SLOT + n * PIECE + lane * 16);
+    read = x.w;
+    return x;
+  }
   void advance(int count) {
     phase ^= at + count >= RING;
     at = wrapped(count);
@@ -42,7 +50,7 @@ struct Ring {
   }
   void give(int count, int lane) {
     __syncwarp();
-    if (lane < count) arrive(empty + wrapped(lane) * 8);
+    if (lane < count) arrive(empty + wrapped(lane) * 8 + (read & zero));
     advance(count);
   }
 
@@ -50,16 +58,18 @@ struct Ring {
     await_phase(empty + at * 8, phase ^ 1);
     arrive_and_expect(full + at * 8, bytes);
   }
-  void copy(int offset, const void* from, int bytes) const {
-    copy_bulk(data + at * SLOT + offset, from, bytes, full + at * 8);
+  // The second level of cache need not keep what no other team or block will ask for.
+  void copy(int offset, const void* from, int bytes, bool kept = TEAMS > 1) const {
+    const u32 to = data + at * SLOT + offset;
+    kept ? copy_bulk(to, from, bytes, full + at * 8) : copy_bulk_through(to, from, bytes, full + at * 8);
   }
-  void put(const void* from, int bytes) {
+  void put(const void* from, int bytes, bool kept = TEAMS > 1) {
     expect(bytes);
-    copy(0, from, bytes);
+    copy(0, from, bytes, kept);
     advance(1);
   }
-  void put_pieces(const uint4* from, int pieces, int each) {
-    for (int n = 0; n < pieces; n += each) put(from + n * 32, each * PIECE);
+  void put_pieces(const uint4* from, int pieces, int each, bool kept = TEAMS > 1) {
+    for (int n = 0; n < pieces; n += each) put(from + n * 32, each * PIECE, kept);
   }
 };
 
@@ -69,5 +79,3 @@ constexpr int fitting(int pieces) {  // the most pieces that divide these and fi
     if (pieces % n == 0) most = n;
   return most;
 }
-
-uint4 piece(u32 slot, int n, int lane) { return read_shared(slot + n * PIECE + lane * 16); }

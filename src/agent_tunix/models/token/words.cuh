@@ -1,7 +1,7 @@
 // Sizes, numbers, and the words that blocks leave for each other.
 //
 // token_kernel.py gives as macros: ROWS, sequences of a team; HEAD, size of a head; KEYS of a tile; COUNTERS of a team, APART
-// from each other; WARPS that compute and FEEDERS; LAYERS, WIDTH, HIDDEN, HEADS, KV_HEADS, WINDOW, GLOBALS (a bit for each layer), SCALE of
+// from each other; WARPS that compute, and as many feeders; LAYERS, WIDTH, HIDDEN, HEADS, KV_HEADS, WINDOW, GLOBALS (a bit for each layer), SCALE of
 // queries and EPS of norms; RANK; POLICIES, PROMPTS of each, GROUP sequences a prompt, PROMPT_TILES and OWN_TILES of keys; TEAMS,
 // TEAMS_EACH policy and BLOCKS of each team; RING, slots of a warp; and how work is cut: QKV_C and GATED_C sixteens of
 // columns to a unit, QKV_SUB and GATED_SUB of them at a time, OUT_N and DOWN_N eights of columns, DOWN_Z shares of the sum of
@@ -28,7 +28,8 @@ constexpr int SUMS = larger(larger(2 * QKV_SUB, 4 * GATED_SUB), larger(OUT_N, DO
 constexpr int QKV_AT = 0, PARTS_AT = QKV_AT + ROWS * QKV / 2;
 constexpr int LOGS_AT = PARTS_AT + (SHARES > 1) * ROWS * SHARES * HEADS * HEAD / 2;
 constexpr int ATTENDED_AT = LOGS_AT + (SHARES > 1) * ROWS * SHARES * HEADS, OUT_AT = ATTENDED_AT + ROWS * HEADS * HEAD / 2;
-constexpr int GATED_AT = OUT_AT + OUT_TILES * 64, DOWN_AT = GATED_AT + ROWS * HIDDEN / 2, SHARES_AT = DOWN_AT + OUT_TILES * 64;
+constexpr int GATED_AT = OUT_AT + OUT_TILES * 64, DOWN_AT = GATED_AT + ROWS * HIDDEN / 2;
+constexpr int QKV_LOW_AT = DOWN_AT + OUT_TILES * 64, GATED_LOW_AT = QKV_LOW_AT + 3 * LOW * 64, SHARES_AT = GATED_LOW_AT + 2 * LOW * 64;
 constexpr int WORDS = SHARES_AT + (DOWN_Z > 1) * DOWN_Z * OUT_TILES * 128;
 static_assert(WORDS == LAYER_WORDS && WORDS % 4 == 0, "words of a layer");
 
@@ -47,20 +48,18 @@ void synchronise() { meet<THREADS>(); }  // all warps but the feeders
 bool missing(u32 x) { return x == MISSING; }
 bool missing(const uint4& x) { return x.x == MISSING | x.y == MISSING | x.z == MISSING | x.w == MISSING; }
 
-// Words that other blocks leave, each from where `at` says, all asked for at once, and again as long as they are missing.
+// Words that other blocks leave, each from where `at` says, all asked for at once, and again as long as any lane misses one:
+// lanes that went on by themselves would come to barriers apart.
 template <class T, int COUNT, class At>
 void collect(T (&x)[COUNT], At at) {
-#pragma unroll
-  for (int n = 0; n < COUNT; n++) look(x[n], at(n));
-  for (bool again = true; again;) {
+  bool again;
+  do {
     again = false;
 #pragma unroll
-    for (int n = 0; n < COUNT; n++) again |= missing(x[n]);
-    if (again)
+    for (int n = 0; n < COUNT; n++) look(x[n], at(n));
 #pragma unroll
-      for (int n = 0; n < COUNT; n++)
-        if (missing(x[n])) look(x[n], at(n));
-  }
+    for (int n = 0; n < COUNT; n++) again |= missing(x[n]);
+  } while (__any_sync(~0u, again));
 }
 
 // One thread of a unit counts, shortly before its words: it takes as long to be seen as they do to be there.

@@ -50,7 +50,7 @@ u32 __float_as_uint(float x) {
   return memcpy(&y, &x, 4), y;
 }
 
-constexpr int ALL_THREADS = 32 * (WARPS + FEEDERS);
+constexpr int ALL_THREADS = 2 * 32 * WARPS;
 
 struct Warp {
   Meeting meeting;
@@ -124,6 +124,11 @@ float __shfl_sync(u32 lanes, float x, int from) {
   return warp.result[lane];
 }
 float __shfl_xor_sync(u32 lanes, float x, int apart) { return __shfl_sync(lanes, x, this_lane() ^ apart); }
+
+bool __any_sync(u32 lanes, bool x) {
+  for (int apart = 16; apart; apart /= 2) x |= __shfl_xor_sync(lanes, x, apart) != 0;
+  return x;
+}
 
 static float half_of(u32 pair, int which) { return __uint_as_float(which ? pair & 0xffff0000u : pair << 16); }
 
@@ -241,6 +246,7 @@ void copy_bulk(u32 to, const void* from, int bytes, u32 barrier) {
   memset(in_shared(to, bytes, 16), 0xff, bytes);
   here().copies.push_back({to, barrier, from, bytes});
 }
+void copy_bulk_through(u32 to, const void* from, int bytes, u32 barrier) { copy_bulk(to, from, bytes, barrier); }
 void fetch(const void* from, int bytes) {
   require(bytes > 0 && bytes % 16 == 0, "a fetch is not of sixteens of bytes");
   require_global(from, bytes, 16);
