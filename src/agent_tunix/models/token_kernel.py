@@ -27,7 +27,7 @@ WARPS = 8  # that compute, and as many that feed them
 RANK = 32  # what ranks are filled up to
 WIDTHS = range(512, 1153, 16 * WARPS)  # of models; wider ones leave too few slots
 MOST_TEAMS, MOST_LAYERS = 8, 64
-MOST_BYTES = 2**27  # of a layer, which each team reads for itself; where it is more, kernels that read it once are faster
+MOST_BYTES = 2**27  # of a layer, by all teams, each of which reads it for itself; other kernels read it once
 MOST_PIECES = 10  # of 32 inputs, that a warp multiplies with at a time: more would not fit its registers
 PIECE = 512  # bytes of them
 SHARED_BYTES = 227 * 2**10
@@ -186,7 +186,7 @@ def _norms(weights: Weights, arch: Architecture) -> tuple[jax.Array, jax.Array]:
     """
     w, last_1D = weights.layers, weights.final_norm_D[None]
     around = jnp.stack([w.input_norm, w.post_attention_norm, w.pre_feedforward_norm, w.post_feedforward_norm], axis=1)
-    norms_nD = jnp.concatenate([last_1D, around.reshape(-1, arch.embed_dim), last_1D])
+    norms_nD = jnp.concatenate([last_1D, around.reshape(-1, arch.embed_dim), last_1D]).astype(jnp.bfloat16)
     scales = norms_nD.reshape(-1, 2, WARPS, arch.embed_dim // WARPS).swapaxes(1, 2)
     return scales, jnp.stack([w.q_norm, w.k_norm], axis=1).astype(jnp.float32)
 

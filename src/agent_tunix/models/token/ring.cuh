@@ -58,7 +58,7 @@ struct Ring {
     await_phase(empty + at * 8, phase ^ 1);
     arrive_and_expect(full + at * 8, bytes);
   }
-  // The second level of cache need not keep what no other team or block will ask for.
+  // `kept`: whether the second level of cache should hold it, as it should what all blocks or several teams read.
   void copy(int offset, const void* from, int bytes, bool kept = TEAMS > 1) const {
     const u32 to = data + at * SLOT + offset;
     kept ? copy_bulk(to, from, bytes, full + at * 8) : copy_bulk_through(to, from, bytes, full + at * 8);

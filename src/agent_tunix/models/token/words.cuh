@@ -1,11 +1,11 @@
 // Sizes, numbers, and the words that blocks leave for each other.
 //
 // token_kernel.py gives as macros: ROWS, sequences of a team; HEAD, size of a head; KEYS of a tile; COUNTERS of a team, APART
-// from each other; WARPS that compute, and as many feeders; LAYERS, WIDTH, HIDDEN, HEADS, KV_HEADS, WINDOW, GLOBALS (a bit for each layer), SCALE of
-// queries and EPS of norms; RANK; POLICIES, PROMPTS of each, GROUP sequences a prompt, PROMPT_TILES and OWN_TILES of keys; TEAMS,
-// TEAMS_EACH policy and BLOCKS of each team; RING, slots of a warp; and how work is cut: QKV_C and GATED_C sixteens of
-// columns to a unit, QKV_SUB and GATED_SUB of them at a time, OUT_N and DOWN_N eights of columns, DOWN_Z shares of the sum of
-// "down", SHARES of a sequence's keys.
+// from each other; WARPS that compute, and as many feeders; LAYERS, WIDTH, HIDDEN, HEADS, KV_HEADS, WINDOW, GLOBALS (a bit for
+// each layer), SCALE of queries and EPS of norms; RANK; POLICIES, PROMPTS of each, GROUP sequences a prompt, PROMPT_TILES and
+// OWN_TILES of keys; TEAMS, TEAMS_EACH policy and BLOCKS of each team; RING, slots of a warp; and how work is cut: QKV_C and
+// GATED_C sixteens of columns to a unit, QKV_SUB and GATED_SUB of them at a time, OUT_N and DOWN_N eights of columns, DOWN_Z
+// shares of the sum of "down", SHARES of a sequence's keys.
 
 #pragma once
 #include <machine.cuh>
@@ -29,7 +29,8 @@ constexpr int QKV_AT = 0, PARTS_AT = QKV_AT + ROWS * QKV / 2;
 constexpr int LOGS_AT = PARTS_AT + (SHARES > 1) * ROWS * SHARES * HEADS * HEAD / 2;
 constexpr int ATTENDED_AT = LOGS_AT + (SHARES > 1) * ROWS * SHARES * HEADS, OUT_AT = ATTENDED_AT + ROWS * HEADS * HEAD / 2;
 constexpr int GATED_AT = OUT_AT + OUT_TILES * 64, DOWN_AT = GATED_AT + ROWS * HIDDEN / 2;
-constexpr int QKV_LOW_AT = DOWN_AT + OUT_TILES * 64, GATED_LOW_AT = QKV_LOW_AT + 3 * LOW * 64, SHARES_AT = GATED_LOW_AT + 2 * LOW * 64;
+constexpr int QKV_LOW_AT = DOWN_AT + OUT_TILES * 64, GATED_LOW_AT = QKV_LOW_AT + 3 * LOW * 64;
+constexpr int SHARES_AT = GATED_LOW_AT + 2 * LOW * 64;
 constexpr int WORDS = SHARES_AT + (DOWN_Z > 1) * DOWN_Z * OUT_TILES * 128;
 static_assert(WORDS == LAYER_WORDS && WORDS % 4 == 0, "words of a layer");
 
