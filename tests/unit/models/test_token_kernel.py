@@ -218,7 +218,7 @@ def test_a_gpu_can_be_given_the_kernel(size, policies, overrides, shipped, readi
 
 @needs_nvrtc
 def test_a_slot_is_given_back_after_its_last_word_has_come(shipped, reading_for_gpu, monkeypatch):
-    """In the kernel's instructions: else a copy may overwrite what is still being read, as it did one token in a hundred."""
+    """In the kernel's instructions: else a copy may overwrite what is still being read, as was seen at 1B."""
     monkeypatch.setattr(token_kernel, "_multiprocessors", lambda: 132)
     compiled, found = nvrtc.compiled, []
     monkeypatch.setattr(nvrtc, "compiled", lambda *given: found.append(compiled(*given)) or found[-1])
