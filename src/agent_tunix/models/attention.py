@@ -3,11 +3,13 @@
 A segment with fewer rows than the queries is shared by neighbouring rows. Positions decide who sees whom: -1 marks padding,
 which no one attends to. There are two ways. On any device, and on a mesh of several, scores against each segment and one
 softmax over all of them. On one NVIDIA GPU of the Hopper kind, where most of that is the moving of scores through memory,
-cuDNN's attention, which never writes them down (Dao et al., 2022, arXiv:2205.14135).
+cuDNN's attention, which never writes them down (Dao et al., 2022, arXiv:2205.14135). It is given whole sequences, turned
+so that padding comes last: a token that sees only what is before it needs no mask, and what no one sees is not computed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
 
@@ -15,38 +17,111 @@ import jax
 import jax.numpy as jnp
 
 from agent_tunix.models import kernels, mesh
+from agent_tunix.types import pytree, static
 
 CUDNN_HEAD = 256  # the largest head that cuDNN takes; any is to be of eights
+UNBOUNDED = jnp.iinfo(jnp.int32).max
 
 Past = tuple[jax.Array, jax.Array, jax.Array]  # keys and values [rows, S, K, N], and positions [rows, S]
 
 
-def attend(q_BTHN: jax.Array, q_positions_BT: jax.Array, segments: Sequence[Past], window: jax.Array) -> jax.Array:
-    """Of every token to all that it sees within the window: [B, T, H * N]."""
-    way = _by_cudnn if _cudnn_serves(q_BTHN) else _by_scores
-    return way(q_BTHN, q_positions_BT, segments, window).reshape(*q_BTHN.shape[:2], -1)
+@pytree
+class Reach:
+    """How far back the tokens of a layer see: as far as there is anything, or to the end of the window."""
+
+    is_global: jax.Array
+    window: int = static()
 
 
-def _cudnn_serves(q_BTHN: jax.Array) -> bool:
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+    """Of a row that is a prompt and its group: tokens of the prompt, and how many completions follow, of equal length."""
+
+    prompt: int
+    group: int
+
+    def apart(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The prompts' tokens [P, S, ...], and the completions' [B, C, ...]."""
+        return x[:, : self.prompt], x[:, self.prompt :].reshape(len(x) * self.group, -1, *x.shape[2:])
+
+    def whole(self, x: jax.Array) -> jax.Array:
+        """A row for each completion, with its prompt before it: [B, S + C, ...]."""
+        of_prompts, of_completions = self.apart(x)
+        return jnp.concatenate([jnp.repeat(of_prompts, self.group, axis=0), of_completions], axis=1)
+
+
+def attend(q_BTHN: jax.Array, k_BTKN: jax.Array, v_BTKN: jax.Array, positions_BT: jax.Array, reach: Reach) -> jax.Array:
+    """Of every token of a sequence to all of it that it sees: [B, T, H * N]. Padding is on its left, its right, or both."""
+    if not cudnn_serves(q_BTHN):
+        return attend_to(q_BTHN, positions_BT, [(k_BTKN, v_BTKN, positions_BT)], reach)
+    first_B = jnp.argmax(positions_BT >= 0, axis=1)
+    q, k, v = (_turned(x, first_B) for x in (q_BTHN, k_BTKN, v_BTKN))
+    return _flat(_turned(_by_cudnn(q, k, v, reach), -first_B))
+
+
+def attend_groups(q, k, v, positions_PT: jax.Array, lengths: Lengths, reach: Reach) -> jax.Array:
+    """As `attend`, of rows that are a prompt and then its group of completions, each of which sees the prompt and itself."""
+
+    def joined(of_prompts, of_completions):
+        return jnp.concatenate([of_prompts, of_completions.reshape(len(positions_PT), -1, of_prompts.shape[-1])], axis=1)
+
+    if cudnn_serves(q):
+        h_BTE = attend(lengths.whole(q), lengths.whole(k), lengths.whole(v), lengths.whole(positions_PT), reach)
+        return joined(h_BTE[:: lengths.group, : lengths.prompt], h_BTE[:, lengths.prompt :])
+    (q_prompt, q_own), (k_prompt, k_own), (v_prompt, v_own) = map(lengths.apart, (q, k, v))
+    positions_PS, positions_BC = lengths.apart(positions_PT)
+    prompt, own = (k_prompt, v_prompt, positions_PS), (k_own, v_own, positions_BC)
+    return joined(attend_to(q_prompt, positions_PS, [prompt], reach), attend_to(q_own, positions_BC, [prompt, own], reach))
+
+
+def attend_to(q_BTHN: jax.Array, q_positions_BT: jax.Array, segments: Sequence[Past], reach: Reach) -> jax.Array:
+    """Of every token to all that it sees of some segments: [B, T, H * N]."""
+    window = jnp.where(reach.is_global, UNBOUNDED, reach.window)
+    return _flat(_by_scores(q_BTHN, q_positions_BT, segments, window))
+
+
+def _flat(x_BTHN: jax.Array) -> jax.Array:
+    return x_BTHN.reshape(*x_BTHN.shape[:2], -1)
+
+
+def cudnn_serves(q_BTHN: jax.Array) -> bool:
     if mesh.several_devices() or kernels.capability() != kernels.HOPPER or q_BTHN.dtype != jnp.bfloat16:
         return False
-    _, T, _, N = q_BTHN.shape
-    return T > 1 and N <= CUDNN_HEAD and N % 8 == 0
+    N = q_BTHN.shape[-1]
+    return N <= CUDNN_HEAD and N % 8 == 0
 
 
-def _by_cudnn(q_BTHN, q_positions_BT, segments, window) -> jax.Array:
+def _by_cudnn(q_BTHN, k_BTKN, v_BTKN, reach: Reach) -> jax.Array:
     """Lengths that are odd, which it does not take, are filled up by one token that no one sees."""
-    B, T = q_BTHN.shape[:2]
-    rows = [tuple(jnp.repeat(x, B // len(x), axis=0) for x in segment) for segment in segments]
-    keys, values, positions_BS = (_even(jnp.concatenate(parts, axis=1)) for parts in zip(*rows, strict=True))
-    seen_B1TS = _seen(_even(q_positions_BT), positions_BS, window)[:, None]
-    attention = jax.nn.dot_product_attention
-    return attention(_even(q_BTHN), keys, values, mask=seen_B1TS, scale=1.0, implementation="cudnn")[:, :T]
+    T = q_BTHN.shape[1]
+
+    def far(q, k, v, window=None):
+        local = None if window is None else (window - 1, 0)
+        attention = jax.nn.dot_product_attention
+        return attention(q, k, v, scale=1.0, is_causal=True, local_window_size=local, implementation="cudnn")
+
+    near = functools.partial(far, window=reach.window)
+    q, k, v = (jnp.pad(x, [(0, 0), (0, T % 2), (0, 0), (0, 0)]) for x in (q_BTHN, k_BTKN, v_BTKN))
+    read = far(q, k, v) if reach.window >= T else jax.lax.cond(reach.is_global, far, near, q, k, v)
+    return read[:, :T]
 
 
-def _even(x: jax.Array) -> jax.Array:
-    """Of an even length, its second axis; a token more is of position -1."""
-    return jnp.pad(x, [(0, 0), (0, x.shape[1] % 2), *[(0, 0)] * (x.ndim - 2)], constant_values=-1)
+@jax.custom_vjp
+def _turned(x_BTHN: jax.Array, by_B: jax.Array) -> jax.Array:
+    """Every row from that token on, and then from its beginning. The gradient turns back; left to JAX, it would scatter."""
+    T = x_BTHN.shape[1]
+    return jax.vmap(lambda row, by: row[(jnp.arange(T) + by) % T])(x_BTHN, by_B)
+
+
+def _turn(x_BTHN, by_B):
+    return _turned(x_BTHN, by_B), by_B
+
+
+def _turn_back(by_B, d_BTHN):
+    return _turned(d_BTHN, -by_B), None
+
+
+_turned.defvjp(_turn, _turn_back)
 
 
 def _by_scores(q_BTHN, q_positions_BT, segments, window) -> jax.Array:

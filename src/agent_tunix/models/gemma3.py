@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agent_tunix.models.attention import attend
+from agent_tunix.models.attention import Lengths, Reach, attend, attend_groups, attend_to
 from agent_tunix.models.low_rank import adapted
 from agent_tunix.models.mesh import cut
 from agent_tunix.models.quantisation import Matrix, dequantise
@@ -98,9 +98,11 @@ def forward(
     """Reads tokens after `past`; returns the normalised hidden states and the segment these tokens make."""
     past_kv = tuple((segment.keys_LBSKN, segment.values_LBSKN) for segment in past)
 
-    def read(q_BTHN, k_BTKN, v_BTKN, past_kv, window):
+    def read(q_BTHN, k_BTKN, v_BTKN, past_kv, reach):
+        if not past:
+            return attend(q_BTHN, k_BTKN, v_BTKN, positions_BT, reach)
         segments = [(k, v, segment.positions_BS) for (k, v), segment in zip(past_kv, past, strict=True)]
-        return attend(q_BTHN, positions_BT, [*segments, (k_BTKN, v_BTKN, positions_BT)], window)
+        return attend_to(q_BTHN, positions_BT, [*segments, (k_BTKN, v_BTKN, positions_BT)], reach)
 
     # Of many tokens every device reads its rows and is sent the weights; of one, all rows, with the weights that it has.
     stream = ("fsdp", None, None) if tokens_BT.shape[1] > 1 else (None, None, "fsdp")
@@ -116,21 +118,15 @@ def forward_groups(
     A prompt and its group are one row, so that the rows of a policy lie together, and those of a device.
     """
     P, S = prompts.tokens_PS.shape
-    own = jnp.concatenate([prompts.tokens_PS, tokens_BC.reshape(P, -1)], axis=1)
+    lengths = Lengths(S, len(tokens_BC) // P)
+    tokens = jnp.concatenate([prompts.tokens_PS, tokens_BC.reshape(P, -1)], axis=1)
     positions = jnp.concatenate([prompts.positions_PS, positions_BC.reshape(P, -1)], axis=1)
 
-    def apart(x):
-        return x[:, :S], x[:, S:].reshape(*tokens_BC.shape, *x.shape[2:])
+    def read(q, k, v, _, reach):
+        return attend_groups(q, k, v, positions, lengths, reach)
 
-    def read(q, k, v, _, window):
-        (q_prompt, q_own), (k_prompt, k_own), (v_prompt, v_own) = map(apart, (q, k, v))
-        prompt = k_prompt, v_prompt, prompts.positions_PS
-        h_PSE = attend(q_prompt, prompts.positions_PS, [prompt], window)
-        h_BCE = attend(q_own, positions_BC, [prompt, (k_own, v_own, positions_BC)], window)
-        return jnp.concatenate([h_PSE, h_BCE.reshape(P, -1, h_BCE.shape[-1])], axis=1)
-
-    hidden, _ = _through(weights, adapters, arch, own, positions, ("fsdp", None, None), (), read, keep=False)
-    return apart(hidden)
+    hidden, _ = _through(weights, adapters, arch, tokens, positions, ("fsdp", None, None), (), read, keep=False)
+    return lengths.apart(hidden)
 
 
 def _through(weights, adapters, arch: Architecture, tokens_BT, positions_BT, stream, past_kv, read, keep=True):
@@ -142,7 +138,6 @@ def _through(weights, adapters, arch: Architecture, tokens_BT, positions_BT, str
     def layer(x_BTD, per_layer):
         w, lora, is_global, past_kv = per_layer
         cos_sin = jax.tree.map(lambda near, far: jnp.where(is_global, far, near), *of_layers)
-        window = jnp.where(is_global, jnp.iinfo(jnp.int32).max, arch.sliding_window)
 
         h_BTD = rms_norm(x_BTD, w.input_norm, arch.norm_eps)
         q_BTHN = _heads(_project(h_BTD, w.q_proj, lora.get("q_proj")), arch.num_heads)
@@ -150,7 +145,8 @@ def _through(weights, adapters, arch: Architecture, tokens_BT, positions_BT, str
         v_BTKN = _heads(_project(h_BTD, w.v_proj, lora.get("v_proj")), arch.num_kv_heads)
         q_BTHN = _rotate(rms_norm(q_BTHN, w.q_norm, arch.norm_eps), *cos_sin) * arch.query_scale
         k_BTKN = _rotate(rms_norm(k_BTKN, w.k_norm, arch.norm_eps), *cos_sin)
-        h_BTD = _project(read(q_BTHN, k_BTKN, v_BTKN, past_kv, window), w.o_proj, lora.get("o_proj"))
+        h_BTE = read(q_BTHN, k_BTKN, v_BTKN, past_kv, Reach(is_global, arch.sliding_window))
+        h_BTD = _project(h_BTE, w.o_proj, lora.get("o_proj"))
         x_BTD = cut(x_BTD + rms_norm(h_BTD, w.post_attention_norm, arch.norm_eps), *stream)
 
         h_BTD = rms_norm(x_BTD, w.pre_feedforward_norm, arch.norm_eps)

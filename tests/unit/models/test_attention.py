@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,11 +9,12 @@ import pytest
 
 from agent_tunix.models import attention, kernels
 
-GROUP, HEADS, KEYS, WIDTH = 3, 4, 2, 8
+HEADS, KEYS, WIDTH = 4, 2, 8
 
 
 @pytest.fixture
 def by_cudnn(monkeypatch):
+    """A switch: with it on, sequences are given to cuDNN, or what stands in for it."""
     plain = jax.nn.dot_product_attention
 
     def stand_in(q, k, v, *, implementation, **options):
@@ -24,38 +23,78 @@ def by_cudnn(monkeypatch):
         return plain(q, k, v, implementation="xla", **options)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
-    return attention._by_cudnn
+    return lambda on: monkeypatch.setattr(attention, "cudnn_serves", lambda q: on)
 
 
 def tokens(rng: np.random.Generator, rows: int, length: int, heads: int) -> jax.Array:
     return jnp.asarray(rng.normal(size=(rows, length, heads, WIDTH)), jnp.float32)
 
 
-@pytest.mark.parametrize("window", [4, 2**30], ids=["local", "global"])
-@pytest.mark.parametrize(("prompt", "own"), [(6, 4), (5, 4), (6, 3), (5, 3)])
-def test_both_ways_see_the_same_to_the_gradient(by_cudnn, prompt, own, window):
-    """Two prompts, one of them padded on its left, and completions of three tokens or fewer after them."""
+def padded(length: int) -> jax.Array:
+    """Positions of rows without padding, with it on the left, on the right, and on both sides."""
+    at = jnp.arange(length)
+    on_the_right, on_both = jnp.where(at < length - 2, at, -1), jnp.where(at < length - 1, at - 2, -1)
+    return jnp.maximum(jnp.stack([at, at - 3, on_the_right, on_both]), -1)
+
+
+@pytest.mark.parametrize("is_global", [False, True], ids=["local", "global"])
+@pytest.mark.parametrize(("length", "window"), [(10, 4), (9, 4), (9, 1), (6, 6), (5, 20), (1, 4)])
+def test_both_ways_see_the_same_to_the_gradient(by_cudnn, length, window, is_global):
+    """Whatever padding itself reads is of no use, and no gradient comes from it."""
     rng = np.random.default_rng(0)
-    q, k, v = (tokens(rng, 2 * GROUP, own, heads) for heads in (HEADS, KEYS, KEYS))
-    prompt_k, prompt_v = (tokens(rng, 2, prompt, KEYS) for _ in range(2))
-    prompt_at = jnp.stack([jnp.arange(prompt), jnp.maximum(jnp.arange(prompt) - 2, -1)])
-    at = jnp.repeat(prompt_at[:, -1:] + 1, GROUP, axis=0) + jnp.arange(own)
+    positions_BT = padded(length)
+    given = [tokens(rng, 4, length, heads) for heads in (HEADS, KEYS, KEYS)]
+    weight = tokens(rng, 4, length, HEADS).reshape(4, length, -1) * (positions_BT >= 0)[..., None]
 
-    def read(way, q, k, v, prompt_k, prompt_v):
-        return way(q, at, [(prompt_k, prompt_v, prompt_at), (k, v, at)], window)
+    def read_and_back(on: bool):
+        by_cudnn(on)
 
-    @partial(jax.jit, static_argnums=0)
-    def read_and_back(way, weight, *given):
-        found, back = jax.vjp(partial(read, way), *given)
-        return found, *back(weight)
+        @jax.jit
+        def run(is_global, *given):
+            reach = attention.Reach(is_global, window)
+            found, back = jax.vjp(lambda q, k, v: attention.attend(q, k, v, positions_BT, reach), *given)
+            return found * (positions_BT >= 0)[..., None], *back(weight)
 
-    given = tokens(rng, 2 * GROUP, own, HEADS), q, k, v, prompt_k, prompt_v
-    for ours, theirs in zip(read_and_back(by_cudnn, *given), read_and_back(attention._by_scores, *given), strict=True):
+        return run(jnp.asarray(is_global), *given)
+
+    for ours, theirs in zip(read_and_back(True), read_and_back(False), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_global", [False, True], ids=["local", "global"])
+def test_both_ways_see_the_same_of_groups(by_cudnn, is_global):
+    """Two prompts, one of them padded on its left, with three completions each, which end at different places."""
+    rng, lengths, reach = np.random.default_rng(0), attention.Lengths(5, 3), attention.Reach(jnp.asarray(is_global), 4)
+    own = jnp.where(jnp.arange(4) < jnp.asarray([[[4], [2], [3]], [[1], [4], [4]]]), jnp.arange(4), -9)
+    prompts = jnp.stack([jnp.arange(5), jnp.maximum(jnp.arange(5) - 2, -1)])
+    positions = jnp.maximum(jnp.concatenate([prompts, (prompts[:, -1:, None] + 1 + own).reshape(2, -1)], axis=1), -1)
+    given = [tokens(rng, 2, 17, heads) for heads in (HEADS, KEYS, KEYS)]
+    seen = (positions >= 0)[..., None]
+    weight = tokens(rng, 2, 17, HEADS).reshape(2, 17, -1) * seen
+
+    def read_and_back(on: bool):
+        by_cudnn(on)
+        found, back = jax.vjp(lambda *given: attention.attend_groups(*given, positions, lengths, reach), *given)
+        return found * seen, *back(weight)
+
+    for ours, theirs in zip(read_and_back(True), read_and_back(False), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_only_layers_that_differ_are_told_apart(by_cudnn):
+    """Within the window of a local layer it sees what a global one does, and no branch is compiled for it."""
+    by_cudnn(True)
+    q, k, v = (tokens(np.random.default_rng(0), 4, 8, heads) for heads in (HEADS, KEYS, KEYS))
+
+    def read(window):
+        return lambda is_global: attention.attend(q, k, v, padded(8), attention.Reach(is_global, window))
+
+    for window, branches in ((7, True), (8, False)):
+        assert ("cond[" in str(jax.make_jaxpr(read(window))(True))) is branches
 
 
 @pytest.mark.parametrize(("width", "served"), [(256, True), (96, True), (100, False), (320, False)])
 def test_cudnn_is_asked_for_heads_that_it_takes(monkeypatch, width, served):
     monkeypatch.setattr(kernels, "capability", lambda: kernels.HOPPER)
     q_BTHN = jax.ShapeDtypeStruct((2, 7, HEADS, width), jnp.bfloat16)
-    assert attention._cudnn_serves(q_BTHN) is served
+    assert attention.cudnn_serves(q_BTHN) is served
