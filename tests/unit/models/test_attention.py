@@ -93,6 +93,29 @@ def test_only_layers_that_differ_are_told_apart(by_cudnn):
         assert ("cond[" in str(jax.make_jaxpr(read(window))(True))) is branches
 
 
+@pytest.mark.skipif(kernels.capability() != kernels.HOPPER, reason="no Hopper GPU here that cuDNN attends on")
+@pytest.mark.parametrize("is_global", [False, True], ids=["local", "global"])
+def test_cudnn_itself_sees_the_same_to_the_gradient(is_global, monkeypatch):
+    """Of groups after prompts of two lengths, past the window; to the precision of bfloat16."""
+    rng, lengths, reach = np.random.default_rng(0), attention.Lengths(70, 3), attention.Reach(jnp.asarray(is_global), 64)
+    prompts = jnp.maximum(jnp.arange(70) - jnp.asarray([[0], [9]]), -1)
+    own = (prompts[:, -1:, None] + 1 + jnp.arange(50)).repeat(3, axis=1).reshape(2, -1)
+    positions = jnp.concatenate([prompts, own], axis=1)
+    given = [jnp.asarray(rng.normal(size=(2, 220, heads, 256)), jnp.bfloat16) / 4 for heads in (4, 1, 1)]
+    seen = (positions >= 0)[..., None]
+    weight = jnp.asarray(rng.normal(size=(2, 220, 1024)), jnp.bfloat16) * seen
+
+    def read_and_back():
+        found, back = jax.vjp(lambda *given: attention.attend_groups(*given, positions, lengths, reach), *given)
+        return [np.asarray(x, np.float32) for x in (found * seen, *back(weight))]
+
+    assert attention.cudnn_serves(given[0])
+    ours = read_and_back()
+    monkeypatch.setattr(attention, "cudnn_serves", lambda q: False)
+    for got, want in zip(ours, read_and_back(), strict=True):
+        assert np.linalg.norm(got - want) < 0.02 * np.linalg.norm(want)
+
+
 @pytest.mark.parametrize(("width", "served"), [(256, True), (96, True), (100, False), (320, False)])
 def test_cudnn_is_asked_for_heads_that_it_takes(monkeypatch, width, served):
     monkeypatch.setattr(kernels, "capability", lambda: kernels.HOPPER)
