@@ -206,6 +206,8 @@ def _evaluate(composed: DictConfig) -> None:
 def _export(composed: DictConfig) -> None:
     from agent_tunix.workflows import export as workflow
 
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        raise UserError("export writes one folder; leave out --multirun, and start it once for each.")
     workflow.run(validate(composed, ExportConfig), console)
 
 
@@ -291,3 +293,7 @@ def _fail(mistake: UserError) -> typing.NoReturn:
     if isinstance(mistake, StoppedError):
         os._exit(mistake.exit_code)  # a device may be at work, and does not bear to be taken apart
     sys.exit(mistake.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from agent_tunix.config import folders
+from agent_tunix.errors import UserError
 
 LAUNCHER = {"_target_": "hydra_plugins.fused_launcher.FusedLauncher", "fuse": "auto"}
 ConfigStore.instance().store(group="hydra/launcher", name="fused", node=LAUNCHER, provider="agent-tunix")
@@ -47,12 +48,18 @@ class FusedLauncher(BasicLauncher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         task, self.task_function = self.task_function, lambda composed: None
         composed = super().launch(job_overrides, initial_job_idx)
-        if any(job.cfg.dry_run or job.cfg.training.resume for job in composed):  # type: ignore[union-attr]
+        resumed = [Path(folder).resolve() for job in composed if (folder := job.cfg.training.resume)]  # type: ignore[union-attr]
+        if len(set(resumed)) == len(resumed) and (resumed or any(job.cfg.dry_run for job in composed)):  # type: ignore[union-attr]
             self.task_function = task
             return super().launch(job_overrides, initial_job_idx)
         from agent_tunix.cli import run_sweep
 
         try:
+            if resumed:
+                raise UserError(
+                    f"training.resume={resumed[0]}: several jobs cannot go on in one folder: each would change what the "
+                    "others begin with.\nTo try values from what a run has learnt, start new ones: training.init_from=<run>."
+                )
             accuracies = run_sweep(composed, self.fuse)
         finally:
             folders.remove_empty(Path(job.hydra_cfg.hydra.runtime.output_dir) for job in composed)  # type: ignore[union-attr]

@@ -25,7 +25,7 @@ FAULTS = {
     "optimizer.learning_rate=fast": "optimizer.learning_rate=fast: must be a valid number",
     "optimizer.learning_rate=-1": "optimizer.learning_rate=-1: must be greater than 0",
     "optimizer.betas=[0.9,1.5]": "1.5: must be less than 1",
-    "optimizer.betas=[0.9]": "optimizer.betas=[0.9]: must have at least 2 items",
+    "optimizer.betas=[0.9]": "optimizer.betas=[0.9]: must have at least 2 items, not 1",
     "optimizer.weight_decay=nan": "optimizer.weight_decay=nan: must be a finite number",
     "training.num_batches=2.5": "training.num_batches=2.5: must be a valid integer",
     "training.micro_batch_size=0": "must be greater than or equal to 1",

@@ -122,6 +122,7 @@ def test_mistakes_are_explained_and_leave_nothing_behind(command, trained, tmp_p
         ("run=run", "formt=peft"): "formt: unknown key; did you mean format?",
         ("run=run", "format=gguf-ready"): "no tokenizer.model",
         ("run=run", "output=run"): "exists already",
+        ("run=run", "format=peft,merged", "--multirun"): "export writes one folder",
     }.items():
         outcome = command("export", *arguments)
         assert outcome.code == 2

@@ -165,10 +165,11 @@ def test_the_basic_launcher_leaves_the_same_sweep_folder(command, tmp_path):
         ("model.lora_module_path=q_proj,nothing", "fits no module"),
         ("optimizer.learning_rate=1e-5,-1", "optimizer.learning_rate=-1"),
         ("optimizer=adamw,adamx", "did you mean adamw?"),
+        ("training.resume=a_run seed=1,2", "several jobs cannot go on in one folder"),
     ],
 )
 def test_what_one_job_cannot_be_run_with_is_found_before_any_runs(command, tmp_path, fault, said):
-    outcome = command("train", *RUN, fault, "--multirun")
+    outcome = command("train", *RUN, *fault.split(), "--multirun")
     assert (outcome.code, said in outcome.err) == (2, True)
     assert not outcome.err.count("Traceback")
     assert not any(tmp_path.iterdir()), "not even what Hydra has written"

@@ -199,7 +199,7 @@ def _lines(faults: ValidationError, kind: type[BaseModel]) -> Iterable[str]:
                 message.removeprefix("Input ")
                 .removeprefix("List ")
                 .replace("should", "must")
-                .removesuffix(" after validation")
+                .replace(" after validation", "")
             )
             why = f" ({WHY[key]})" if key in WHY else ""
             yield f"{key}={_shown(fault['input'])}: {message}{why}"

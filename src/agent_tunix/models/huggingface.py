@@ -20,6 +20,9 @@ from agent_tunix.errors import UserError
 from agent_tunix.models.gemma3 import Architecture
 
 INDEX = "model.safetensors.index.json"
+GREATEST = 1e12  # of any number that a model has
+MOST_LAYERS = 1000
+NO_WEIGHTS = {"BOOL", *(f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64))}
 TIED = "tie_word_embeddings"
 # What transformers' Gemma3TextConfig takes where a config.json is silent, as those of 4B, 12B and 27B are on most.
 DEFAULTS: dict[str, Any] = {
@@ -97,11 +100,13 @@ def _architecture(config: dict[str, Any], folder: Path) -> Architecture:
 
 
 def _numeric(arch: Architecture) -> Architecture:
-    """The architecture, if its numbers are numbers: JSON may hold "6" or 6.0 for 6."""
+    """The architecture, if its numbers are numbers of a model: JSON may hold "6" or 6.0 for 6, and Infinity."""
     for field in dataclasses.fields(arch):
         value = getattr(arch, field.name)
-        if not isinstance(value, int if field.type == "int" else int | float):
+        if not isinstance(value, int if field.type == "int" else int | float) or not 0 < value < GREATEST:
             raise TypeError(f"{field.name} is {value!r}")
+    if arch.num_layers > MOST_LAYERS:
+        raise ValueError(f"num_layers is {arch.num_layers}")
     return arch
 
 
@@ -120,7 +125,7 @@ def _global_every(config: dict[str, Any], folder: Path) -> int:
     if kinds is None:
         return pattern
     every = kinds.index("full_attention") + 1 if "full_attention" in kinds else max(pattern, count + 1)
-    if kinds != layer_kinds(count, every):
+    if len(kinds) != count or kinds != layer_kinds(count, every):
         raise UserError(f"{folder / 'config.json'}: layer_types does not repeat every {every} of {count} layers.")
     return every
 
@@ -206,6 +211,8 @@ class SafetensorsFolder:
 
 
 def _tensor(handle: Any, stored: str, path: Path) -> np.ndarray:
+    if (kind := handle.get_slice(stored).get_dtype()) in NO_WEIGHTS:
+        raise UserError(f"{path}: tensor {stored} is of type {kind}; weights are floating-point numbers.")
     try:
         return handle.get_tensor(stored)
     except (SafetensorError, TypeError, AttributeError) as fault:

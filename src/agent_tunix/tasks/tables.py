@@ -91,7 +91,8 @@ def _row(raw: Any, fmt: RowFormat) -> Row:
         raise ValueError(f"more fields than the first line names; quote a text that has a comma ({raw[None]})")
     for field in (fmt.question_field, fmt.answer_field):
         if field not in raw:
-            raise ValueError(f"no field '{field}'; the row has {', '.join(map(str, raw)) or 'no fields'}")
+            named = ", ".join(map(str, raw)).encode(errors="backslashreplace").decode()
+            raise ValueError(f"no field '{field}'; the row has {named or 'no fields'}")
         if raw[field] is None or not str(raw[field]).strip():
             raise ValueError(f"the field '{field}' is empty")
         if isinstance(raw[field], list | dict | bytes):

@@ -131,6 +131,7 @@ def test_fewer_layers_than_the_pattern_are_all_local(tmp_path):
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
         ({"layer_types": ["full_attention", "sliding_attention", *["full_attention"] * 24]}, "layer_types"),
+        ({"layer_types": ["full_attention"] * 26, "num_hidden_layers": 10**30}, "layer_types"),
     ],
 )
 def test_what_cannot_be_run_is_refused_by_name(tmp_path, change, named):
@@ -150,6 +151,10 @@ def test_what_cannot_be_run_is_refused_by_name(tmp_path, change, named):
         {"rms_norm_eps": "1e-6"},
         {"num_hidden_layers": 26.0},
         {"query_pre_attn_scalar": -1},
+        {"query_pre_attn_scalar": float("inf")},
+        {"sliding_window": 0},
+        {"num_hidden_layers": 10**30},
+        {"num_hidden_layers": 1001},
     ],
     ids=str,
 )

@@ -71,6 +71,15 @@ def test_a_head_of_its_own_is_refused_rather_than_left_out(tmp_path, golden, arc
         load_weights(folder, arch, jnp.float32)
 
 
+@pytest.mark.parametrize(("dtype", "named"), [(np.int64, "I64"), (np.uint8, "U8"), (np.bool_, "BOOL")])
+def test_tensors_that_are_no_weights_are_refused(tmp_path, golden, arch, dtype, named):
+    values = checkpoints.tensors(golden)
+    values["model.norm.weight"] = values["model.norm.weight"].astype(dtype)
+    checkpoints.write_folder(tmp_path, (golden / "config.json").read_text(), values)
+    with pytest.raises(UserError, match=rf"model\.norm\.weight is of type {named}; weights are floating-point numbers"):
+        load_weights(tmp_path, arch, jnp.float32)
+
+
 def test_shards_round_trip_and_unnamed_files_are_not_read(tmp_path, arch, weights):
     save_tensors(tmp_path, arch, jnp.float32, partial(stacked_tensor, weights), shard_bytes=20_000)
     assert len(list(tmp_path.glob("*.safetensors"))) > 2

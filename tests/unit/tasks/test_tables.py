@@ -153,6 +153,7 @@ BAD_ROWS = [
     ('{"question": "q", "answer": null}', "the field 'answer' is empty"),
     ('{"question": "  ", "answer": "a"}', "the field 'question' is empty"),
     ("{}", "no fields"),
+    (r'{"\ud800": "q", "answer": "a"}', r"the row has \ud800, answer"),
     (b'{"question": "\xff", "answer": "a"}', "utf-8"),
     (r'{"question": "half of \ud83d", "answer": "a"}', "not text"),
     ('{"question": [{"role": "user", "content": "q"}], "answer": "a"}', "'question' holds no text or number but a list"),
