@@ -48,24 +48,28 @@ class FusedLauncher(BasicLauncher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         task, self.task_function = self.task_function, lambda composed: None
         composed = super().launch(job_overrides, initial_job_idx)
-        resumed = [Path(folder).resolve() for job in composed if (folder := job.cfg.training.resume)]  # type: ignore[union-attr]
-        if len(set(resumed)) == len(resumed) and (resumed or any(job.cfg.dry_run for job in composed)):  # type: ignore[union-attr]
-            self.task_function = task
-            return super().launch(job_overrides, initial_job_idx)
-        from agent_tunix.cli import run_sweep
-
         try:
-            if resumed:
-                raise UserError(
-                    f"training.resume={resumed[0]}: several jobs cannot go on in one folder: each would change what the "
-                    "others begin with.\nTo try values from what a run has learnt, start new ones: training.init_from=<run>."
-                )
+            _refuse_shared([job.cfg for job in composed])  # type: ignore[misc]
+            if any(job.cfg.dry_run or job.cfg.training.resume for job in composed):  # type: ignore[union-attr]
+                self.task_function = task
+                return super().launch(job_overrides, initial_job_idx)
+            from agent_tunix.cli import run_sweep
+
             accuracies = run_sweep(composed, self.fuse)
         finally:
             folders.remove_empty(Path(job.hydra_cfg.hydra.runtime.output_dir) for job in composed)  # type: ignore[union-attr]
         for job, accuracy in zip(composed, accuracies, strict=True):
             job.return_value = accuracy
         return composed
+
+
+def _refuse_shared(jobs: Sequence[DictConfig]) -> None:
+    goes_on = [Path(job.training.resume).resolve() for job in jobs if job.training.resume and not job.dry_run]
+    if len(set(goes_on)) < len(goes_on):
+        raise UserError(
+            f"training.resume={goes_on[0]}: several jobs cannot go on in one folder: each would change what the others "
+            "begin with.\nTo try values from what a run has learnt, start new ones: training.init_from=<run>."
+        )
 
 
 class _Composer:
