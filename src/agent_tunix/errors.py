@@ -51,7 +51,7 @@ def _of_files(fault: OSError) -> UserError | None:
     full = f"Free some space. {GOING_ON}"
     refused = "Check what is there and who may read or write it; results go to hydra.run.dir or hydra.sweep.dir=<folder>."
     remedies = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), full)
-    there = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
+    there = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
     remedies |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, *there), refused)
     if fault.errno not in remedies:
         return None

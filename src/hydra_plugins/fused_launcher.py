@@ -64,7 +64,8 @@ class FusedLauncher(BasicLauncher):
 
 
 def _refuse_shared(jobs: Sequence[DictConfig]) -> None:
-    goes_on = [Path(job.training.resume).resolve() for job in jobs if job.training.resume and not job.dry_run]
+    """Jobs that would go on in one folder, one after another: the second would not begin where the first did."""
+    goes_on = [Path(str(job.training.resume)).resolve() for job in jobs if job.training.resume and not job.dry_run]
     if len(set(goes_on)) < len(goes_on):
         raise UserError(
             f"training.resume={goes_on[0]}: several jobs cannot go on in one folder: each would change what the others "

@@ -16,7 +16,6 @@ from agent_tunix.errors import mistake_of
         (errno.ENOSPC, "Free some space"),
         (errno.EFBIG, "Free some space"),
         (errno.EACCES, "who may read or write it; results go to hydra.run.dir"),
-        (errno.ENOENT, "what is there"),
         (errno.EEXIST, "what is there"),
         (errno.EISDIR, "what is there"),
         (errno.ENAMETOOLONG, "what is there"),
@@ -29,7 +28,7 @@ def test_a_fault_of_files_says_where_and_what_to_do(number, remedy):
 
 
 @pytest.mark.parametrize(
-    "fault", [OSError(errno.EBADF, "Bad file descriptor"), ConnectionError("refused"), ValueError("2 != 3")]
+    "fault", [FileNotFoundError(errno.ENOENT, "No such file", "x"), ConnectionError("refused"), ValueError("2 != 3")]
 )
 def test_any_other_fault_is_no_mistake_of_a_user(fault):
     assert mistake_of(fault) is None

@@ -87,20 +87,19 @@ def _flat(x_BTHN: jax.Array) -> jax.Array:
 def cudnn_serves(q_BTHN: jax.Array) -> bool:
     if mesh.several_devices() or kernels.capability() != kernels.HOPPER or q_BTHN.dtype != jnp.bfloat16:
         return False
-    N = q_BTHN.shape[-1]
-    return N <= CUDNN_HEAD and N % 8 == 0
+    _, T, _, N = q_BTHN.shape
+    return T > 1 and N <= CUDNN_HEAD and N % 8 == 0
 
 
 def _by_cudnn(q_BTHN, k_BTKN, v_BTKN, reach: Reach) -> jax.Array:
     """Lengths that are odd, which it does not take, are filled up by one token that no one sees."""
     T = q_BTHN.shape[1]
 
-    def far(q, k, v, window=None):
-        local = None if window is None else (window - 1, 0)
+    def far(q, k, v, local=None):
         attention = jax.nn.dot_product_attention
         return attention(q, k, v, scale=1.0, is_causal=True, local_window_size=local, implementation="cudnn")
 
-    near = functools.partial(far, window=reach.window)
+    near = functools.partial(far, local=(reach.window - 1, 0))
     q, k, v = (jnp.pad(x, [(0, 0), (0, T % 2), (0, 0), (0, 0)]) for x in (q_BTHN, k_BTKN, v_BTKN))
     read = far(q, k, v) if reach.window >= T else jax.lax.cond(reach.is_global, far, near, q, k, v)
     return read[:, :T]

@@ -216,7 +216,6 @@ def _tensor(handle: Any, stored: str, path: Path) -> np.ndarray:
     try:
         return handle.get_tensor(stored)
     except (SafetensorError, TypeError, AttributeError) as fault:
-        kind = handle.get_slice(stored).get_dtype()
         raise UserError(f"{path}: tensor {stored} of type {kind} cannot be read ({fault}).") from fault
 
 

@@ -116,8 +116,10 @@ def test_cudnn_itself_sees_the_same_to_the_gradient(is_global, monkeypatch):
         assert np.linalg.norm(got - want) < 0.02 * np.linalg.norm(want)
 
 
-@pytest.mark.parametrize(("width", "served"), [(256, True), (96, True), (100, False), (320, False)])
-def test_cudnn_is_asked_for_heads_that_it_takes(monkeypatch, width, served):
+@pytest.mark.parametrize(
+    ("length", "width", "served"), [(7, 256, True), (7, 96, True), (7, 100, False), (7, 320, False), (1, 256, False)]
+)
+def test_cudnn_is_asked_for_heads_that_it_takes_and_for_more_than_a_token(monkeypatch, length, width, served):
     monkeypatch.setattr(kernels, "capability", lambda: kernels.HOPPER)
-    q_BTHN = jax.ShapeDtypeStruct((2, 7, HEADS, width), jnp.bfloat16)
+    q_BTHN = jax.ShapeDtypeStruct((2, length, HEADS, width), jnp.bfloat16)
     assert attention.cudnn_serves(q_BTHN) is served
