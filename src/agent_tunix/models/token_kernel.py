@@ -9,6 +9,7 @@ those of each policy filled up to whole teams; T places in a sequence; n of any 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -62,17 +63,17 @@ def start(
     sizes |= {"PROMPT_TILES": -(-S // KEYS), "OWN_TILES": -(-slots // KEYS), "BLOCKS": blocks}
     cut = cuts(arch, blocks)
     ptx = nvrtc.compiled((FOLDER / "token.cu").read_text(), {**_macros(arch), **sizes, **cut}, FOLDER)
-    constants = [*_norms(weights, arch), *_matrices(weights, adapters, cut["DOWN_Z"])]
     angles = [x_TN for pair in gemma3.rotations(arch, jnp.arange(S + slots)) for x_TN in gemma3.both_halves(*pair)]
-    angles_TAN, first_R = jnp.stack(angles, axis=1), kernels.filled(jnp.repeat(lengths_P, group), policies, rows)
+    constants = [jnp.stack(angles, axis=1), *_norms(weights, arch), *_matrices(weights, adapters, cut["DOWN_Z"])]
     launch = {"grid": teams * blocks, "threads": 2 * 32 * WARPS, "shared_bytes": SHARED_BYTES}
 
     def read(cache, tokens_B, slot, done_B):
         del done_B  # what a finished sequence reads is of no use, and no one else sees it
-        x_RD = gemma3.embed(weights, arch, kernels.filled(tokens_B, policies, rows))
-        places = jnp.asarray(slot, jnp.int32)[None], lengths_P.astype(jnp.int32), angles_TAN[first_R + slot]
-        given = (x_RD, *places, *constants, *cache)
-        made = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*cache, x_RD)]
+        tokens_R = kernels.filled(tokens_B, policies, rows)
+        places = jnp.asarray(slot, jnp.int32)[None], lengths_P.astype(jnp.int32)
+        given = (weights.embed_VD, tokens_R.astype(jnp.int32), *places, *constants, *cache)
+        made = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cache]
+        made.append(jax.ShapeDtypeStruct((policies * rows, arch.embed_dim), weights.embed_VD.dtype))
         kept = {len(given) - len(cache) + n: n for n in range(len(cache))}
         *cache, hidden_RD = nvrtc.call("token", ptx, given, made, kept, **launch)
         return hidden_RD.reshape(policies, rows, -1)[:, : prompts * group].reshape(len(tokens_B), -1), tuple(cache)
@@ -111,6 +112,7 @@ def _macros(arch: Architecture) -> dict[str, int | str]:
         "GLOBALS": f"{sum(1 << int(n) for n in np.flatnonzero(arch.is_global()))}ull",
         "SCALE": f"{arch.query_scale}f",
         "EPS": f"{arch.norm_eps}f",
+        "EMBEDDED": f"{float(np.asarray(math.sqrt(arch.embed_dim), jnp.bfloat16))}f",
         "ROWS": ROWS,
         "HEAD": HEAD,
         "KEYS": KEYS,

@@ -20,6 +20,11 @@ struct Attending {
 };
 static_assert(sizeof(Attending) <= sizeof(Shared::stage) && PER_KV + 2 <= WARPS, "attention");
 
+// Which of all prompts a row of a team follows; rows that fill up the team, the last of its policy.
+int prompt_of(int team, int row) {
+  return team / TEAMS_EACH * PROMPTS + smaller((team % TEAMS_EACH * ROWS + row) / GROUP, PROMPTS - 1);
+}
+
 // What one unit sees: a share of the tiles of keys that its sequence sees, the prompt's and then its own.
 struct Span {
   int row, kv, share, slot, prompt_tiles, seen, own_seen, begin, end;
@@ -27,10 +32,8 @@ struct Span {
 
   Span(const int* lengths, int team, int unit, int slot, int window) : slot(slot) {
     share = unit % SHARES, kv = unit / SHARES % KV_HEADS, row = unit / SHARES / KV_HEADS;
-    const int of_policy = team % TEAMS_EACH * ROWS + row;
-    const int index = team / TEAMS_EACH * PROMPTS + smaller(of_policy / GROUP, PROMPTS - 1);
     constexpr int S = PROMPT_TILES * KEYS;
-    const int before = S + slot + 1 - window;
+    const int index = prompt_of(team, row), before = S + slot + 1 - window;
     seen = max(S - lengths[index], before), own_seen = max(0, before - S);
     prompt_tiles = max(0, PROMPT_TILES - seen / KEYS);
     const int tiles = prompt_tiles + max(0, parts_of(slot, KEYS) - own_seen / KEYS);

@@ -4,8 +4,8 @@
 #include "attention.cuh"
 
 struct Given {
-  const bf16* x;
-  const int *slot, *lengths;
+  const bf16* embedding;
+  const int *tokens, *slot, *lengths;
   const float* angles;
   const bf16* scales;
   const float* head_norms;

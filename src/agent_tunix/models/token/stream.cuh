@@ -73,15 +73,19 @@ void read_stream(Shared& shared, Stream& stream, float2 inverse, int thread, Ren
   }
 }
 
-// The first reading, of the embedded tokens.
-void begin_stream(Shared& shared, Stream& stream, const bf16* x, const bf16* scales) {
+// The first reading, of the tokens' embeddings.
+void begin_stream(Shared& shared, Stream& stream, const bf16* embedding, const int* tokens, const bf16* scales) {
   ask_for_scales(shared, scales, 0);
   const int thread = this_thread(), warp = thread / 32, g = thread % 32 / 4, t = thread % 4;
 #pragma unroll
-  for (int n = 0; n < TILES; n++)
+  for (int half = 0; half < 2; half++) {
+    const bf16* row = embedding + (size_t)tokens[half * 8 + g] * WIDTH + warp * TILES * 8 + t * 2;
 #pragma unroll
-    for (int half = 0; half < 2; half++)
-      stream.x[n][half] = *(const u32*)(x + (half * 8 + g) * WIDTH + (warp * TILES + n) * 8 + t * 2);
+    for (int n = 0; n < TILES; n++) {
+      const u32 x = *(const u32*)(row + n * 8);
+      stream.x[n][half] = pack(first(x) * EMBEDDED, second(x) * EMBEDDED);
+    }
+  }
   float2 sums[4] = {};
 #pragma unroll
   for (int n = 0; n < TILES; n++) {

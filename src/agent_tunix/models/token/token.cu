@@ -33,8 +33,9 @@ void query_key_value(Shared& shared, Ring& ring, const Stream& stream, const Pla
 // Has what turns the queries of a unit brought, if there is such a unit.
 void ask_for_rotary(Shared& shared, const Given& given, const Place& here, int unit) {
   if (unit >= HEAD_UNITS) return;
-  const int row = here.team * ROWS + unit / SHARES / KV_HEADS;
-  ask_for_rotary(shared, given.head_norms + here.layer * 2 * HEAD, given.angles + (row * 4 + here.global() * 2) * HEAD);
+  const int place = given.lengths[prompt_of(here.team, unit / SHARES / KV_HEADS)] + here.slot;
+  const float* angles = given.angles + (place * 4 + here.global() * 2) * HEAD;
+  ask_for_rotary(shared, given.head_norms + here.layer * 2 * HEAD, angles);
 }
 
 void attention(Shared& shared, Ring& ring, const Given& given, const Place& here, u32* words) {
@@ -130,7 +131,7 @@ void leave_hidden(const Stream& stream, bf16* h) {
 void read_token(Shared& shared, Ring ring, const Given& given, int slot) {
   Place here(slot);
   Stream stream;
-  begin_stream(shared, stream, given.x + (size_t)here.team * ROWS * WIDTH, given.scales);
+  begin_stream(shared, stream, given.embedding, given.tokens + here.team * ROWS, given.scales);
   clear_words(given, slot);
 #pragma unroll 1
   for (int n = 0; n <= 2 * LAYERS; n++) {
@@ -160,16 +161,16 @@ void read_token(Shared& shared, Ring ring, const Given& given, int slot) {
 }
 
 extern "C" __global__ void __launch_bounds__(2 * THREADS, 1)
-    token(const bf16* x, const int* slot, const int* lengths, const float* angles, const bf16* scales,
-          const float* head_norms, const uint4* qkv_w, const uint4* qkv_a, const uint4* qkv_b, const uint4* out_w,
-          const uint4* out_a, const uint4* out_b, const uint4* gated_w, const uint4* gated_a, const uint4* gated_b,
-          const uint4* down_w, const uint4* down_a, const uint4* down_b, const bf16*, const bf16*, const int*, const u32*,
-          bf16* keys, bf16* values, int* counters, u32* words, bf16* h) {
+    token(const bf16* embedding, const int* tokens, const int* slot, const int* lengths, const float* angles,
+          const bf16* scales, const float* head_norms, const uint4* qkv_w, const uint4* qkv_a, const uint4* qkv_b,
+          const uint4* out_w, const uint4* out_a, const uint4* out_b, const uint4* gated_w, const uint4* gated_a,
+          const uint4* gated_b, const uint4* down_w, const uint4* down_a, const uint4* down_b, const bf16*, const bf16*,
+          const int*, const u32*, bf16* keys, bf16* values, int* counters, u32* words, bf16* h) {
   SHARED_MEMORY(memory);
   static_assert(sizeof(Shared) <= SHARED_BYTES, "shared memory");
   Shared& shared = *(Shared*)memory;
-  const Given given = {x,      slot,    lengths, angles,  scales,  head_norms, qkv_w,  qkv_a,  qkv_b,    out_w, out_a, out_b,
-                       gated_w, gated_a, gated_b, down_w, down_a, down_b,     keys,   values, counters, words, h};
+  const Given given = {embedding, tokens, slot, lengths, angles, scales, head_norms, qkv_w, qkv_a, qkv_b, out_w, out_a, out_b,
+                       gated_w, gated_a, gated_b, down_w, down_a, down_b, keys, values, counters, words, h};
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x < WARPS * RING) {
     make_barrier(address(&shared.full[0][0] + threadIdx.x));

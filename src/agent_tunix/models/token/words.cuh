@@ -2,10 +2,10 @@
 //
 // token_kernel.py gives as macros: ROWS, sequences of a team; HEAD, size of a head; KEYS of a tile; COUNTERS of a team, APART
 // from each other; WARPS that compute, and as many feeders; LAYERS, WIDTH, HIDDEN, HEADS, KV_HEADS, WINDOW, GLOBALS (a bit for
-// each layer), SCALE of queries and EPS of norms; RANK; POLICIES, PROMPTS of each, GROUP sequences a prompt, PROMPT_TILES and
-// OWN_TILES of keys; TEAMS, TEAMS_EACH policy and BLOCKS of each team; RING, slots of a warp; and how work is cut: QKV_C and
-// GATED_C sixteens of columns to a unit, QKV_SUB and GATED_SUB of them at a time, OUT_N and DOWN_N eights of columns, DOWN_Z
-// shares of the sum of "down", SHARES of a sequence's keys.
+// each layer), what EMBEDDED tokens and the SCALE of queries are multiplied by, EPS of norms; RANK; POLICIES, PROMPTS of each,
+// GROUP sequences a prompt, PROMPT_TILES and OWN_TILES of keys; TEAMS, TEAMS_EACH policy and BLOCKS of each team; RING, slots
+// of a warp; and how work is cut: QKV_C and GATED_C sixteens of columns to a unit, QKV_SUB and GATED_SUB of them at a time,
+// OUT_N and DOWN_N eights of columns, DOWN_Z shares of the sum of "down", SHARES of a sequence's keys.
 
 #pragma once
 #include <machine.cuh>
