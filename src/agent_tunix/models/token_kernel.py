@@ -128,15 +128,9 @@ def cuts(arch: Architecture, blocks: int) -> dict[str, int]:
     """How much of every product a block takes, such that none takes long: the fewest columns, then the fewest rounds."""
     low = RANK // 8
 
-    def columns(all_of: int, of_module: int, most: int) -> tuple[int, int]:
-        """Sixteens of columns to a unit, and how many of them at a time."""
-
-        def cost(c: int) -> tuple[int, int]:
-            rounds = -(-all_of // (c * blocks))
-            return rounds * c, rounds
-
-        c = min(_divisors(of_module), key=cost)
-        return c, max(n for n in _divisors(c) if n <= most)
+    def sixteens(c: int) -> tuple[int, int]:
+        rounds = -(-(arch.num_heads + 2 * arch.num_kv_heads) * (HEAD // 16) // (c * blocks))
+        return rounds * c, rounds
 
     def tiles(shares: int) -> int:
         """Eights of columns to a unit."""
@@ -147,11 +141,11 @@ def cuts(arch: Architecture, blocks: int) -> dict[str, int]:
 
         return min(range(1, WARPS + 1), key=cost)
 
-    qkv = columns((arch.num_heads + 2 * arch.num_kv_heads) * HEAD // 16, HEAD // 16, WARPS // 2)
-    gated = columns(arch.hidden_dim // 16, arch.hidden_dim // 16, WARPS // 4)
+    qkv = min(_divisors(HEAD // 16), key=sixteens)
     down = _down_shares(arch)
     shares = max(n for n in (1, 2, 4, 8) if n == 1 or ROWS * arch.num_kv_heads * n <= blocks)
-    cut = {"QKV_C": qkv[0], "QKV_SUB": qkv[1], "GATED_C": gated[0], "GATED_SUB": gated[1], "SHARES": shares}
+    cut = {"QKV_C": qkv, "QKV_SUB": min(qkv, WARPS // 2), "SHARES": shares}
+    cut |= {"GATED_SUB": 1 if arch.hidden_dim // 16 <= blocks else 2}
     cut |= {"OUT_N": tiles(1), "DOWN_N": tiles(down), "DOWN_Z": down}
     return cut | {"LAYER_WORDS": _layer_words(arch, cut), "RING": _ring_slots(arch, cut)}
 

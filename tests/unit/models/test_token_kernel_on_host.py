@@ -61,8 +61,8 @@ CASES = {
     "two policies of two teams, two heads of keys": Case(
         2, 3, 6, 20, ("TEAMS=4", "TEAMS_EACH=2", "KV_HEADS=2"), longest=141, embed_dim=640, kv_heads=2
     ),
-    "so wide that slots are few": Case(
-        1, 2, 4, 16, ("RING=5", "GATED_SUB=2", "DOWN_Z=2"), embed_dim=1152, heads=4, hidden_dim=1024, most_pieces=2
+    "so wide that slots are few, units of two sizes": Case(
+        1, 2, 4, 13, ("RING=5", "GATED_SUB=2", "DOWN_Z=2"), embed_dim=1152, heads=4, hidden_dim=1024, most_pieces=2
     ),
     "keys in two shares": Case(1, 4, 3, 33, ("SHARES=2",), longest=70, heads=4),
     "keys in eight shares": Case(1, 2, 2, 128, ("SHARES=8",), longest=150),

@@ -99,15 +99,12 @@ struct Feeder {
       tall_tile(given.out_w, given.out_a, n, 0, 1, HEADS * HEAD / (32 * WARPS));
   }
   void gate_and_up(int unit) {
-    constexpr int SLOTS = 2 * GATED_C, AT_ONCE = 2 * GATED_SUB;
-    auto columns = [&](int n) {
-      const int part = n % AT_ONCE / GATED_SUB, sixteen = unit * GATED_C + n / AT_ONCE * GATED_SUB + n % GATED_SUB;
-      return given.gated_w + ((size_t)(here.layer * 2 + part) * (HIDDEN / 16) + sixteen) * WIDE + warp * WHOLE;
-    };
-    for (int n = 0; n < SLOTS; n++) {
-      ring.put(columns(n), SLOT);
-      if (n % AT_ONCE == AT_ONCE - 1 && warp < AT_ONCE)
-        tiles_of_b(given.gated_b, HIDDEN / 8, (unit * GATED_C + n / AT_ONCE * GATED_SUB) * 2 + warp, 2);
+    const int end = gated_begin(unit + 1);
+    for (int from = gated_begin(unit); from < end; from += GATED_SUB) {
+      const int count = min(GATED_SUB, end - from);
+      for (int n = 0; n < 2 * count; n++)
+        ring.put(given.gated_w + ((size_t)(here.layer * 2 + n % 2) * (HIDDEN / 16) + from + n / 2) * WIDE + warp * WHOLE, SLOT);
+      if (warp < 2 * count) tiles_of_b(given.gated_b, HIDDEN / 8, from * 2 + warp, 2);
     }
   }
   void down(int unit) {
@@ -130,7 +127,7 @@ struct Feeder {
         for (int unit = here.member; unit < HEAD_UNITS; unit += BLOCKS) attention(unit);
         for (int unit = here.member; unit < OUT_UNITS; unit += BLOCKS) output(unit);
       } else {
-        for (int unit = here.member; unit < GATED_UNITS; unit += BLOCKS) gate_and_up(unit);
+        if (here.member < GATED_UNITS) gate_and_up(here.member);
         for (int unit = here.member; unit < DOWN_UNITS; unit += BLOCKS) down(unit);
       }
     }

@@ -175,10 +175,9 @@ void accumulate(Ring& ring, const Stream& stream, float4 (&sums)[2 * PAIRS], int
 }
 
 template <int COUNT>
-void share_sums(Shared& shared, const float4 (&sums)[COUNT], int warp, int lane) {
+void share_sums(Shared& shared, const float4 (&sums)[COUNT], int from, int warp, int lane) {
 #pragma unroll
-  for (int n = 0; n < COUNT; n++) shared.sums()[n][warp][lane] = sums[n];
-  synchronise();
+  for (int n = 0; n < COUNT; n++) shared.sums()[from + n][warp][lane] = sums[n];
 }
 
 // Sixteen columns of h A, left for all blocks.
@@ -186,30 +185,34 @@ void low_product(Shared& shared, Ring& ring, const Stream& stream, u32* words, i
   const int thread = this_thread(), warp = thread / 32, lane = thread % 32;
   float4 sums[2] = {};
   accumulate<1>(ring, stream, sums, lane);
-  share_sums(shared, sums, warp, lane);
+  share_sums(shared, sums, 0, warp, lane);
+  synchronise();
   if (warp < 2) leave(words + tile_at(unit * 2 + warp, lane), pack(summed(shared.sums()[warp], lane)));
   synchronise();
 }
 
-// C sixteens of columns of h W + (h A) B, or of each of two matrices side by side, SUB at a time; h A is among the words.
-// `soon` is called a little before `emit`, which is given the index of a tile, its sums and the lane.
-template <int PARTS, int C, int SUB, class Soon, class Emit>
-void product(Shared& shared, Ring& ring, const Stream& stream, const u32* words, Soon soon, Emit emit) {
+// So many sixteens of columns of h W + (h A) B, or of each of two matrices side by side, SUB at a time; h A is among the
+// words. `soon` is called a little before `emit`, which is given the index of a tile, its sums and the lane.
+template <int PARTS, int SUB, class Soon, class Emit>
+void product(Shared& shared, Ring& ring, const Stream& stream, int count, const u32* words, Soon soon, Emit emit) {
   const int thread = this_thread(), warp = thread / 32, lane = thread % 32;
-  constexpr int NEW = SUB * 2;  // tiles of a part
-  static_assert(NEW <= WARPS && C % SUB == 0 && PARTS * LOW / 4 <= STEPS, "tiles");
+  static_assert(SUB * 2 <= WARPS && PARTS * LOW / 4 <= STEPS, "tiles");
   uint4 low[PARTS * LOW / 2];
-  for (int s = 0; s < C / SUB; s++) {
-    float4 sums[PARTS * NEW] = {};
-    accumulate<PARTS * SUB>(ring, stream, sums, lane);
-    if (s == C / SUB - 1) soon();
-    if (s) synchronise();  // what lay there has been added up
-    share_sums(shared, sums, warp, lane);
-    if (warp >= NEW) continue;
+  for (int from = 0; from < count; from += SUB) {
+    float4 sums[SUB][PARTS * 2] = {};
+#pragma unroll
+    for (int n = 0; n < SUB; n++)
+      if (from + n < count) accumulate<PARTS>(ring, stream, sums[n], lane);
+    if (from + SUB >= count) soon();
+    if (from) synchronise();  // what lay there has been added up
+#pragma unroll
+    for (int n = 0; n < SUB; n++) share_sums(shared, sums[n], n * PARTS * 2, warp, lane);
+    synchronise();
+    if (warp >= 2 * min(SUB, count - from)) continue;
     float4 y[PARTS];
 #pragma unroll
-    for (int part = 0; part < PARTS; part++) y[part] = summed(shared.sums()[part * NEW + warp], lane);
-    if (s == 0) collect(low, [&](int n) { return words + (n * 32 + lane) * 4; });
+    for (int part = 0; part < PARTS; part++) y[part] = summed(shared.sums()[(warp / 2 * PARTS + part) * 2 + warp % 2], lane);
+    if (from == 0) collect(low, [&](int n) { return words + (n * 32 + lane) * 4; });
     ring.await_slots(1, lane);
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
@@ -220,7 +223,7 @@ void product(Shared& shared, Ring& ring, const Stream& stream, const u32* words,
         multiply(y[part], a[1], b.z, b.w);
       }
     ring.give(1, lane);
-    emit(s * NEW + warp, y, lane);
+    emit(from * 2 + warp, y, lane);
   }
 }
 

@@ -21,7 +21,7 @@ void query_key_value(Shared& shared, Ring& ring, const Stream& stream, const Pla
   for (int unit = here.member; unit < QKV_UNITS; unit += BLOCKS) {
     const int column = unit * 16 * QKV_C, module = (column >= HEADS * HEAD) + (column >= (HEADS + KV_HEADS) * HEAD);
     const u32* low = words + QKV_LOW_AT + module * LOW * 64;
-    product<1, QKV_C, QKV_SUB>(shared, ring, stream, low, [] {}, [&](int tile, float4(&y)[1], int lane) {
+    product<1, QKV_SUB>(shared, ring, stream, QKV_C, low, [] {}, [&](int tile, float4(&y)[1], int lane) {
       u32* at = words + QKV_AT + (unit * QKV_C * 2 + tile) * 4 + lane % 4;
       leave(at + lane / 4 * (QKV / 2), pack(y[0].x, y[0].y));
       leave(at + (lane / 4 + 8) * (QKV / 2), pack(y[0].z, y[0].w));
@@ -67,16 +67,16 @@ float gated(float gate, float up) {
 }
 
 void gate_and_up(Shared& shared, Ring& ring, const Stream& stream, const Given& given, const Place& here, u32* words) {
-  for (int unit = here.member; unit < GATED_UNITS; unit += BLOCKS) {
-    auto soon = [&] {
-      if (threadIdx.x == 0) count(here.counter(given, GATED));
-    };
-    product<2, GATED_C, GATED_SUB>(shared, ring, stream, words + GATED_LOW_AT, soon, [&](int tile, float4(&y)[2], int lane) {
-      const float4 x = {gated(y[0].x, y[1].x), gated(y[0].y, y[1].y), gated(y[0].z, y[1].z), gated(y[0].w, y[1].w)};
-      leave(words + GATED_AT + tile_at(unit * GATED_C * 2 + tile, lane), pack(x));
-    });
-    synchronise();
-  }
+  if (here.member >= GATED_UNITS) return;
+  const int begin = gated_begin(here.member), sixteens = gated_begin(here.member + 1) - begin;
+  auto soon = [&] {
+    if (threadIdx.x == 0) count(here.counter(given, GATED));
+  };
+  product<2, GATED_SUB>(shared, ring, stream, sixteens, words + GATED_LOW_AT, soon, [&](int tile, float4(&y)[2], int lane) {
+    const float4 x = {gated(y[0].x, y[1].x), gated(y[0].y, y[1].y), gated(y[0].z, y[1].z), gated(y[0].w, y[1].w)};
+    leave(words + GATED_AT + tile_at(begin * 2 + tile, lane), pack(x));
+  });
+  synchronise();
 }
 
 // Each of the shares of a sum adds up some of its tiles. Whether this one does this one, and then all of its sum.

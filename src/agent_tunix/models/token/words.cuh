@@ -4,8 +4,8 @@
 // from each other; WARPS that compute, and as many feeders; LAYERS, WIDTH, HIDDEN, HEADS, KV_HEADS, WINDOW, GLOBALS (a bit for
 // each layer), what EMBEDDED tokens and the SCALE of queries are multiplied by, EPS of norms; RANK; POLICIES, PROMPTS of each,
 // GROUP sequences a prompt, PROMPT_TILES and OWN_TILES of keys; TEAMS, TEAMS_EACH policy and BLOCKS of each team; RING, slots
-// of a warp; and how work is cut: QKV_C and GATED_C sixteens of columns to a unit, QKV_SUB and GATED_SUB of them at a time,
-// OUT_N and DOWN_N eights of columns, DOWN_Z shares of the sum of "down", SHARES of a sequence's keys.
+// of a warp; and how work is cut: QKV_C sixteens of columns to a unit, QKV_SUB of them and GATED_SUB at a time, OUT_N and DOWN_N
+// eights of columns, DOWN_Z shares of the sum of "down", SHARES of a sequence's keys.
 
 #pragma once
 #include <machine.cuh>
@@ -21,8 +21,11 @@ constexpr int CACHE_TILES = POLICIES * PROMPTS * PROMPT_TILES + TEAMS * ROWS * O
 
 constexpr int OUT_TILES = WIDTH / 8 + LOW, OUT_UNITS = parts_of(OUT_TILES, OUT_N);
 constexpr int DOWN_UNITS = parts_of(OUT_TILES, DOWN_N) * DOWN_Z;
-constexpr int QKV_UNITS = QKV / (16 * QKV_C), GATED_UNITS = HIDDEN / (16 * GATED_C), HEAD_UNITS = ROWS * KV_HEADS * SHARES;
+constexpr int QKV_UNITS = QKV / (16 * QKV_C), GATED_UNITS = smaller(BLOCKS, HIDDEN / 16), HEAD_UNITS = ROWS * KV_HEADS * SHARES;
 constexpr int SUMS = larger(larger(2 * QKV_SUB, 4 * GATED_SUB), larger(OUT_N, DOWN_N));  // tiles that are added up at a time
+
+// Where a unit's sixteens of gate and up begin: all have equally many, and the first of them one more.
+int gated_begin(int unit) { return HIDDEN / 16 / GATED_UNITS * unit + smaller(unit, HIDDEN / 16 % GATED_UNITS); }
 
 // Where the words of a layer lie.
 constexpr int QKV_AT = 0, PARTS_AT = QKV_AT + ROWS * QKV / 2;
