@@ -42,6 +42,8 @@ struct Feeder {
   Place here;
   const int warp;
   static constexpr int WHOLE = STEPS * 32, WIDE = WARPS * WHOLE;  // of sixteen columns: a warp's inputs, all inputs
+  // Where a ring holds little of gate and up, blocks that have all of theirs leave memory to those that have not.
+  static constexpr bool SHORT = 4 * GATED_SUB > RING;
 
   // The words of a layer, and it may be long since they were cleared: this has the second level of cache fetch a part of them.
   void expect_words(int layer) const {
@@ -128,6 +130,7 @@ struct Feeder {
         for (int unit = here.member; unit < OUT_UNITS; unit += BLOCKS) output(unit);
       } else {
         if (here.member < GATED_UNITS) gate_and_up(here.member);
+        if (SHORT) ring.await_end();
         for (int unit = here.member; unit < DOWN_UNITS; unit += BLOCKS) down(unit);
       }
     }

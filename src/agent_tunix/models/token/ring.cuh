@@ -54,6 +54,11 @@ struct Ring {
     advance(count);
   }
 
+  // Until all that was put has been given back.
+  void await_end() const {
+    const u32 last = at ? at - 1 : RING - 1;
+    await_phase(empty + last * 8, at ? phase : phase ^ 1);
+  }
   void expect(int bytes) const {
     await_phase(empty + at * 8, phase ^ 1);
     arrive_and_expect(full + at * 8, bytes);
