@@ -128,9 +128,14 @@ def cuts(arch: Architecture, blocks: int) -> dict[str, int]:
     """How much of every product a block takes, such that none takes long: the fewest columns, then the fewest rounds."""
     low = RANK // 8
 
-    def sixteens(c: int) -> tuple[int, int]:
-        rounds = -(-(arch.num_heads + 2 * arch.num_kv_heads) * (HEAD // 16) // (c * blocks))
-        return rounds * c, rounds
+    def sixteens_of_heads() -> int:
+        """Sixteens of columns to a unit, which is of one head."""
+
+        def cost(c: int) -> tuple[int, int]:
+            rounds = -(-(arch.num_heads + 2 * arch.num_kv_heads) * (HEAD // 16) // (c * blocks))
+            return rounds * c, rounds
+
+        return min(_divisors(HEAD // 16), key=cost)
 
     def tiles(shares: int) -> int:
         """Eights of columns to a unit."""
@@ -141,12 +146,10 @@ def cuts(arch: Architecture, blocks: int) -> dict[str, int]:
 
         return min(range(1, WARPS + 1), key=cost)
 
-    qkv = min(_divisors(HEAD // 16), key=sixteens)
-    down = _down_shares(arch)
+    qkv, down = sixteens_of_heads(), _down_shares(arch)
     shares = max(n for n in (1, 2, 4, 8) if n == 1 or ROWS * arch.num_kv_heads * n <= blocks)
-    cut = {"QKV_C": qkv, "QKV_SUB": min(qkv, WARPS // 2), "SHARES": shares}
-    cut |= {"GATED_SUB": 1 if arch.hidden_dim // 16 <= blocks else 2}
-    cut |= {"OUT_N": tiles(1), "DOWN_N": tiles(down), "DOWN_Z": down}
+    cut = {"QKV_C": qkv, "QKV_SUB": min(qkv, WARPS // 2), "GATED_SUB": 1 + (arch.hidden_dim // 16 > blocks)}
+    cut |= {"OUT_N": tiles(1), "DOWN_N": tiles(down), "DOWN_Z": down, "SHARES": shares}
     return cut | {"LAYER_WORDS": _layer_words(arch, cut), "RING": _ring_slots(arch, cut)}
 
 

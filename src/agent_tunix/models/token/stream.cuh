@@ -155,23 +155,19 @@ float4 summed(const float4 (&parts)[WARPS][32], int lane) {
   return sum;
 }
 
-// Adds up pairs of neighbouring tiles of columns, of what the stream is multiplied with.
-template <int PAIRS>
-void accumulate(Ring& ring, const Stream& stream, float4 (&sums)[2 * PAIRS], int lane) {
-  constexpr int BATCH = 2 * PAIRS <= RING ? PAIRS : 2;
+// Adds up two neighbouring tiles of columns of each part, of what the stream is multiplied with.
+template <int PARTS>
+void accumulate(Ring& ring, const Stream& stream, float4 (&sums)[2 * PARTS], int lane) {
+  ring.await_slots(PARTS, lane);
 #pragma unroll
-  for (int base = 0; base < PAIRS; base += BATCH) {
-    ring.await_slots(BATCH, lane);
+  for (int n = 0; n < STEPS; n++)
 #pragma unroll
-    for (int n = 0; n < STEPS; n++)
-#pragma unroll
-      for (int i = 0; i < BATCH; i++) {
-        const uint4 b = ring.piece(i, n, lane);
-        multiply(sums[2 * (base + i)], stream.h[n], b.x, b.y);
-        multiply(sums[2 * (base + i) + 1], stream.h[n], b.z, b.w);
-      }
-    ring.give(BATCH, lane);
-  }
+    for (int part = 0; part < PARTS; part++) {
+      const uint4 b = ring.piece(part, n, lane);
+      multiply(sums[2 * part], stream.h[n], b.x, b.y);
+      multiply(sums[2 * part + 1], stream.h[n], b.z, b.w);
+    }
+  ring.give(PARTS, lane);
 }
 
 template <int COUNT>
