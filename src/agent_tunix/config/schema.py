@@ -161,7 +161,7 @@ class GenerationSection(Section):
         description="Longest prompt, in tokens; longer ones are dropped when data is loaded."
     )
     max_generation_steps: Positive = Field(description="Longest completion, in tokens.")
-    temperature: float = Field(gt=0, description="Divides the logits in sampling and in training alike.")
+    temperature: float = Field(ge=1e-3, description="Divides the logits in sampling and in training alike.")
     top_p: float = Field(gt=0, le=1, description="Sample from the smallest set of tokens with this probability.")
     top_k: Positive | None = Field(description="Sample from the k likeliest tokens; null: from all.")
 

@@ -38,6 +38,8 @@ def main(arguments: Sequence[str], console: Console) -> None:
     folder, port = _parsed(list(arguments))
     with open_server(folder, port) as server:
         say(console, f"{folder} is shown at http://{HOST}:{server.server_port}/ (Ctrl-C ends it)")
+        if not folder.exists():
+            say(console, "There is no such folder yet: the page fills once a run begins there.")
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -83,7 +83,7 @@ def test_all_faults_are_reported_together(faults):
         "grpo.num_generations=1: must be greater than or equal to 2",
         "optimizer.learning_rate=fast: must be a valid number",
         "optimizer.learnin_rate: unknown key; did you mean optimizer.learning_rate?",
-        "generation.temperature=-1: must be greater than 0",
+        "generation.temperature=-1: must be greater than or equal to 0.001",
         "batch_size=6 is not a multiple of micro_batch_size=4",
     ):
         assert part in report
@@ -109,6 +109,7 @@ def test_all_faults_are_reported_together(faults):
         ("grpo.epsilon", 0.0, "must be greater than 0"),
         ("grpo.beta", -0.1, "must be greater than or equal to 0"),
         ("grpo.num_iterations", 1.5, "must be a valid integer"),
+        ("generation.temperature", 1e-40, "must be greater than or equal to 0.001"),
         ("generation.top_p", 0.0, "must be greater than 0"),
         ("generation.top_k", 0, "must be greater than or equal to 1"),
         ("training.micro_batch_size", 0, "must be greater than or equal to 1"),

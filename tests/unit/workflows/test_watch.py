@@ -130,6 +130,8 @@ def test_ctrl_c_ends_it_quietly(command, write_run, tmp_path, monkeypatch):
     assert outcome.code == 0
     assert "http://127.0.0.1:" in outcome.out
     assert outcome.err == ""
+    assert "no such folder yet" not in outcome.out
+    assert "no such folder yet" in command("watch", "other").out
 
 
 def test_a_folder_that_goes_while_it_is_read_is_waited_for(serve, tmp_path, monkeypatch):
