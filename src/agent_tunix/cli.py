@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from agent_tunix.config import folders
-from agent_tunix.config.continuation import resumed
+from agent_tunix.config.continuation import anchored, resumed
 from agent_tunix.config.launch import Launch, launched
 from agent_tunix.config.load import C, config_folder, did_you_mean, hydra_arguments, missing_option, unreadable, validate
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
@@ -107,7 +107,7 @@ def _train(composed: DictConfig) -> float | None:
     from agent_tunix.workflows import dry_run
     from agent_tunix.workflows import train as workflow
 
-    cfg, output = _agreed(validate(composed, Config)), _output()
+    cfg, output = _agreed(anchored(validate(composed, Config))), _output()
     goes_on = resumed(folder, HydraConfig.get().overrides.task) if (folder := cfg.training.resume) is not None else None
     if cfg.dry_run:
         if processes.first():
@@ -149,7 +149,7 @@ def run_sweep(composed: Sequence[JobReturn], fuse: str) -> list[float]:
         raise UserError(f"hydra.launcher.fuse={fuse}: must be one of {', '.join(typing.get_args(sweep.Fuse))}")
     jobs = [
         sweep.Job(
-            validate(typing.cast(DictConfig, job.cfg), Config),
+            anchored(validate(typing.cast(DictConfig, job.cfg), Config)),
             _relative(Path(job.hydra_cfg.hydra.runtime.output_dir)),  # type: ignore[union-attr]
             _given(job.overrides or ()),
         )
@@ -186,14 +186,14 @@ def _accuracy(summary: Mapping[str, typing.Any]) -> float:
 def _lr_find(composed: DictConfig) -> None:
     from agent_tunix.workflows import lr_find as workflow
 
-    cfg, output = validate(composed, LrFindConfig), _relative(Path(HydraConfig.get().runtime.output_dir))
+    cfg, output = anchored(validate(composed, LrFindConfig)), _relative(Path(HydraConfig.get().runtime.output_dir))
     workflow.run(cfg, output, console, _given(HydraConfig.get().overrides.task))
 
 
 def _tune(composed: DictConfig) -> None:
     from agent_tunix.workflows import tune as workflow
 
-    cfg, output = validate(composed, TuneConfig), _relative(Path(HydraConfig.get().runtime.output_dir))
+    cfg, output = anchored(validate(composed, TuneConfig)), _relative(Path(HydraConfig.get().runtime.output_dir))
     workflow.run(cfg, output, console, _given(HydraConfig.get().overrides.task))
 
 
@@ -213,13 +213,13 @@ def _export(composed: DictConfig) -> None:
 
 def _on_folder(workflow: Callable[[list[str], Console], None]) -> None:
     """Runs a verb that takes a folder and no configuration."""
-    with _answering():
+    with answering():
         workflow(sys.argv[1:], console)
 
 
 def _hydra(config_name: str, task: Callable[[DictConfig], float | None], several: bool = False) -> None:
     """Runs a task under Hydra, alone or, where it can be done by `several`, with the other processes of a launch."""
-    with _answering():
+    with answering():
         sys.argv[1:], launch = launched(sys.argv[1:], os.environ)
         if launch is None:
             return _compose(config_name, task)
@@ -227,13 +227,13 @@ def _hydra(config_name: str, task: Callable[[DictConfig], float | None], several
             raise UserError(_one_process(launch))
         from agent_tunix.engine import processes
 
-        with processes.joined(launch), _answering():
+        with processes.joined(launch), answering():
             console.quiet = not processes.first()
             _compose(config_name, task)
 
 
 @contextlib.contextmanager
-def _answering() -> Iterator[None]:
+def answering() -> Iterator[None]:
     """Answers for what a user can mend by a message, without a traceback."""
     try:
         yield
@@ -259,7 +259,7 @@ def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> No
 
     def job(composed: DictConfig) -> float | None:
         of_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
-        with _answering():  # here too: Hydra would print the overrides before it passes a mistake on
+        with answering():  # here too: Hydra would print the overrides before it passes a mistake on
             try:
                 return task(composed)
             except DivergenceError as fault:

@@ -125,6 +125,7 @@ class CloseSweep(Callback):
     """Sums a sweep up when all its jobs have ended, whatever launched them."""
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        from agent_tunix.cli import close_sweep
+        from agent_tunix.cli import answering, close_sweep
 
-        close_sweep(Path(config.hydra.sweep.dir))
+        with answering():  # Hydra would make a warning of a fault, and end well
+            close_sweep(Path(config.hydra.sweep.dir))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from agent_tunix.config.load import read_config
 from agent_tunix.engine.metrics import read_records
 from agent_tunix.models.weights import load_weights
 from agent_tunix.workflows import setup
@@ -58,6 +59,26 @@ def test_demonstrations_teach_and_grpo_goes_on_from_them(command, tmp_path, warm
     assert outcome.code == 0, outcome.err
     assert f"base model tiny, with training.init_from={warm}: 64 problems" in outcome.out
     assert read_records(tmp_path / "begun" / "evals.jsonl")[-1] == read_records(tmp_path / "next" / "evals.jsonl")[-1]
+
+
+def test_what_a_run_began_from_stays_though_the_earlier_one_goes_on(command, tmp_path, warm):
+    begun = [f"training.init_from={warm}", "model.weights=no/where", "training.num_batches=1", "hydra.run.dir=next"]
+    assert command("train", *FEW, *begun).code == 0
+    saved = read_config(tmp_path / "next" / "config.yaml")
+    assert (saved.training.init_step, saved.model.weights) == (20, "package:tiny")
+
+    def accuracy():
+        assert command("evaluate", "run=next", "step=0", "evaluation.num_examples=64").code == 0
+        return read_records(tmp_path / "next" / "evals.jsonl")[-1]["accuracy"]
+
+    before = accuracy()
+    outcome = command("train", f"training.resume={warm}", "training.num_epochs=2", "optimizer.learning_rate=0.1")
+    assert outcome.code == 0, outcome.err
+    assert accuracy() == before
+    shutil.rmtree(tmp_path / warm / "checkpoints" / "20")
+    outcome = command("evaluate", "run=next", "step=0")
+    assert outcome.code == 2
+    assert f"step=20: there is no such checkpoint of {tmp_path / warm}; kept are steps" in outcome.err
 
 
 def test_adapters_of_another_shape_are_refused(command, warm):

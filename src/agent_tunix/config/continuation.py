@@ -1,10 +1,12 @@
-"""The configuration of a run that is gone on with: its own, with the single values that may be changed on the way."""
+"""The configuration of a run that is gone on with: its own, with the single values that may be changed on the way; and that
+of a run that starts from what another has learnt.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
@@ -13,11 +15,13 @@ from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.errors import UserError
 
+C = TypeVar("C", bound=Config)
 FIXED = {  # what a run cannot change and still be one run
     "seed": "the order of the data follows from it",
     "model.lora_alpha": "it scales what the adapters have learnt",
     "optimizer.optimizer_name": "its state is another optimizer's",
     "training.init_from": "it is compared with what it began from",
+    "training.init_step": "it is compared with what it began from",
     "training.method": "what was learnt by the other would count as its own",
     "training.train_fraction": "problems that were trained on would count as held out",
 }
@@ -48,3 +52,16 @@ def resumed(folder: str, overrides: Sequence[str]) -> tuple[Config, Path]:
 def _same(key: str, before: Any, now: Any) -> bool:
     """Whether it is still one run; the folder that it began from may have been moved."""
     return before == now or (key == "training.init_from" and None not in (before, now))
+
+
+def anchored(cfg: C) -> C:
+    """One that says which step of an earlier run it starts from, which may go on meanwhile, and what that run's base is."""
+    folder, step = cfg.training.init_from, cfg.training.init_step
+    if folder is None and step is not None:
+        raise UserError(f"training.init_step={step}: a step of which run? Give training.init_from=<run folder> too.")
+    if folder is None or not (Path(folder) / "config.yaml").exists():
+        return cfg
+    steps = [int(path.name) for path in (Path(folder) / "checkpoints").glob("*") if path.name.isdecimal()]
+    weights = OmegaConf.select(read_config(Path(folder) / "config.yaml"), "model.weights") or cfg.model.weights
+    training = cfg.training.model_copy(update={"init_step": step or max(steps, default=None)})
+    return cfg.model_copy(update={"training": training, "model": cfg.model.model_copy(update={"weights": weights})})

@@ -187,7 +187,7 @@ def _lines(faults: ValidationError, kind: type[BaseModel]) -> Iterable[str]:
     known = list(keys(kind))
     for fault in faults.errors():
         key = ".".join(str(part) for part in fault["loc"])
-        message = fault["msg"].removeprefix("Value error, ")
+        message = re.sub(r"\b0\.0{4,}\d+", lambda tiny: f"{float(tiny[0]):g}", fault["msg"].removeprefix("Value error, "))
         if fault["type"] == "extra_forbidden":
             yield f"{key}: unknown key{_suggestion(key, known)}"
         elif fault["type"] == "missing":

@@ -100,10 +100,10 @@ class OptimizerSection(Section):
     )
     learning_rate: float = Field(gt=0, le=1, description="Peak step size; too high diverges, too low learns slowly.")
     weight_decay: float = Field(ge=0, lt=1, description="Decoupled decay of weights, as a share of the learning rate.")
-    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = Field(
+    betas: Annotated[list[Annotated[float, Field(ge=0, le=0.999999)]], Field(min_length=2, max_length=2)] = Field(
         description="Decay rates of the moving averages of the gradient and of its square."
     )
-    eps: float = Field(gt=0, description="Added to the denominator; larger damps steps where gradients are tiny.")
+    eps: float = Field(ge=1e-30, description="Added to the denominator; larger damps steps where gradients are tiny.")
     warmup_ratio: Share = Field(description="Fraction of the updates over which the rate rises from 0 to its peak.")
     max_grad_norm: float = Field(gt=0, description="A gradient of a greater global norm is scaled down to this.")
     decay_norms: bool | None = Field(
@@ -171,8 +171,9 @@ class TrainingSection(Section):
         description="Learn from rewards, or from the worked answers of the data (a warm start)."
     )
     init_from: str | None = Field(
-        description="Folder of a run whose trained model this one starts from and is compared with."
+        description="Folder of a run whose trained model, over its model.weights, this one starts from and is compared with."
     )
+    init_step: Positive | None = Field(default=None, description="The step of it to start from; null: its last.")
     batch_size: Positive | None = Field(
         description="Prompts an update; null: as micro_batch_size. More accumulates gradients."
     )

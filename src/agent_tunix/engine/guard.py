@@ -1,6 +1,6 @@
 """What keeps a run from harm: a request to stop, and numbers that are not to reach the weights.
 
-An update whose loss, gradient or KL divergence is out of hand is computed but not applied, whatever
+An update whose loss, gradient, size or KL divergence is out of hand is computed but not applied, whatever
 `training.on_divergence` says. That key decides what happens next: `stop` the run, `ignore` the batch and go on, or
 `rollback` to the last checkpoint and go on from there without that batch, at a tenth of the rate.
 """
@@ -46,11 +46,13 @@ def fault_of(stats: UpdateStats, max_kl: float) -> str | None:
     """What is out of hand in an update that was not applied; None for a good one."""
     if bool(stats.applied):
         return None
-    loss, gradient, kl = float(stats.loss.loss), float(stats.grad_norm), float(stats.loss.kl)
+    loss, gradient, size, kl = map(float, (stats.loss.loss, stats.grad_norm, stats.update_norm, stats.loss.kl))
     if not math.isfinite(loss):
         return f"the loss is {loss}"
     if not math.isfinite(gradient):
         return f"the norm of the gradient is {gradient}"
+    if not math.isfinite(size):
+        return f"the norm of the update is {size}"
     return f"the KL divergence from the reference is {kl:.3g}, above training.max_kl={max_kl:g}"
 
 

@@ -57,7 +57,7 @@ class RunFolder:
         for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl"):
             path = self.path / name
             if path.exists():
-                kept = [record for record in read_records(path) if record["step"] <= step]
+                kept = [r for r in read_records(path) if isinstance(r.get("step"), int) and r["step"] <= step]
                 replace_text(path, "".join(_line(record) for record in kept))
         self._tensorboard.forget(step + 1)
 

@@ -121,13 +121,14 @@ def _gradients(trainable, batches, weights, hs, arch, micro_batches: int) -> tup
 def _finish(state, grads, stats, h, max_kl, arch, optimizer: str) -> tuple[TrainState, UpdateStats]:
     """One step of the optimizer of that name; where numbers are out of hand the step counts, but nothing else changes."""
     trainable, moments, change = optimizers.step(grads, state.optimizer, state.trainable, h, optimizer)
-    grad_norm = optax.tree.norm(grads)
-    applied = jnp.isfinite(stats.loss) & jnp.isfinite(grad_norm) & ~(stats.kl > max_kl)
+    grad_norm, update_norm = optax.tree.norm(grads), optax.tree.norm(change)
+    finite = jnp.isfinite(stats.loss) & jnp.isfinite(grad_norm) & jnp.isfinite(update_norm)
+    applied = finite & ~(stats.kl > max_kl)
     new, old = (trainable, moments), (state.trainable, state.optimizer)
     trainable, moments = jax.tree.map(partial(jnp.where, applied), new, old)
     survival = _share_changed(state.trainable, trainable)
     lr = jnp.asarray(h.learning_rate)
-    stats = UpdateStats(stats, lr, grad_norm, optax.tree.norm(change), survival, applied)
+    stats = UpdateStats(stats, lr, grad_norm, update_norm, survival, applied)
     return keep_in_place(TrainState(trainable, moments, state.step + 1), arch), stats
 
 

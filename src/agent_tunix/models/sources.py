@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def find_checkpoint(source: str) -> Path:
         return Path(__file__).parent / source.removeprefix(PACKAGED)
     if source.startswith(KAGGLE):
         return _from_kaggle(source)
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))  # as it is, where there is no such user
     if path.is_dir():
         return find_orbax(path) or path
     if path.is_file():

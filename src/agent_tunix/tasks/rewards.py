@@ -18,6 +18,7 @@ from agent_tunix.tasks import answers
 from agent_tunix.tasks.prompts import ANSWER, REASONING
 
 NO_NUMBER = "the reward function"  # how a fault begins that a reward has caused
+TAKEN = ("mean", "std")  # names of metrics
 LARGEST = 1e18  # reward, as the spread of a group is made of squares in float32
 RewardFunction = Callable[[str, str, str], float]
 
@@ -49,6 +50,8 @@ class Scorer:
     """The weighted sum of named reward functions."""
 
     def __init__(self, functions: Mapping[str, str], weights: Mapping[str, float]):
+        if taken := [name for name in functions if name in TAKEN]:
+            raise UserError(f"reward.functions.{taken[0]}: reward/{taken[0]} is that of all functions; choose another name.")
         self.functions = {name: load_function(name, path) for name, path in functions.items()}
         self.weights = {name: weights.get(name, 1.0) for name in functions}
 

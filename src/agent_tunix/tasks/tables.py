@@ -12,6 +12,7 @@ import gzip
 import io
 import json
 import math
+import os
 import random
 import re
 import zlib
@@ -24,6 +25,7 @@ from agent_tunix.errors import UserError
 Numbered = Iterator[tuple[int, Any]]
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 EXTRA = "pip install 'agent-tunix[datasets]'"
+SHORT_FLOATS = ("halffloat", "float")  # as Arrow calls those of 16 and 32 bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +121,7 @@ def _without_annotations(worked: str) -> str:
 
 def _open(place: str, subset: str | None, name: str) -> tuple[str, Numbered] | None:
     """What to call the rows of a split in messages, and the rows; None where the place has no such split."""
-    path = Path(place).expanduser()
+    path = Path(os.path.expanduser(place))  # as it is, where there is no such user
     if path.is_file():
         return (str(path), _read(path)) if name == "train" else None
     if path.is_dir():
@@ -179,7 +181,13 @@ def _parquet(file: Path) -> Numbered:
     except ImportError as fault:
         raise UserError(f"data.path={file}: parquet files need pyarrow; {EXTRA}") from fault
     table = pyarrow.parquet.ParquetFile(file)
-    rows = (row for batch in table.iter_batches() for row in batch.to_pylist())
+    short = {field.name: field.type.to_pandas_dtype() for field in table.schema_arrow if str(field.type) in SHORT_FLOATS}
+
+    def as_written(row: dict[str, Any]) -> dict[str, Any]:
+        """99.99 in 32 bits is not 99.98999786376953, which Python makes of it."""
+        return row | {name: float(str(of(row[name]))) for name, of in short.items() if row[name] is not None}
+
+    rows = (as_written(row) for batch in table.iter_batches() for row in batch.to_pylist())
     yield from enumerate(rows, 1)
 
 

@@ -24,6 +24,7 @@ from agent_tunix.engine.metrics import Record
 from agent_tunix.errors import UserError
 from agent_tunix.models import kernels
 from agent_tunix.models.tokenizer import load_tokenizer
+from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.workflows import memory, setup
 from agent_tunix.workflows.curve import as_svg, in_characters
 from agent_tunix.workflows.display import say
@@ -38,6 +39,7 @@ def run(cfg: Config, output: Path, console: Console) -> Record:
     """Shows the plan and saves the learning rate's picture; returns what was shown."""
     if cfg.training.init_from is not None:
         setup.saved_config(cfg.training.init_from, "training.init_from")
+    Scorer(cfg.reward.functions, cfg.reward.weights)
     count, width, notes = _examples(cfg, console)
     plan = make_plan(cfg, count or cfg.training.prompts_per_step * (cfg.training.num_batches or 0))
     points = min(plan.total_steps, POINTS)
@@ -67,7 +69,7 @@ def run(cfg: Config, output: Path, console: Console) -> Record:
 def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]]:
     """Training examples (None: out of reach), the width of their prompts, and what could not be known from here."""
     longest = cfg.generation.max_prompt_length
-    local = cfg.model.weights.startswith("package:") or Path(cfg.model.weights).expanduser().exists()
+    local = cfg.model.weights.startswith("package:") or os.path.exists(os.path.expanduser(cfg.model.weights))
     tokenizer = load_tokenizer(setup.fitting_checkpoint(cfg.model)[0]) if local else None
     try:
         if tokenizer:
@@ -76,7 +78,7 @@ def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]
         rows = load_rows(cfg, "train", cfg.data.num_examples, console.print)
         return len(rows), longest, ["the tokenizer is not here: prompts that are too long are counted in"]
     except UserError as fault:
-        here = cfg.data.path is None or Path(cfg.data.path).expanduser().exists()
+        here = cfg.data.path is None or os.path.exists(os.path.expanduser(cfg.data.path))
         if cfg.training.num_batches is None or here:  # what is here and cannot be read is to be mended
             raise
         why = str(fault).splitlines()[0]

@@ -67,7 +67,7 @@ class Shelf:
         self._tasks: dict[str, Task] = {}
 
     def model(self, cfg: Config) -> Model:
-        wanted = (cfg.model, cfg.training.init_from)
+        wanted = (cfg.model, cfg.training.init_from, cfg.training.init_step)
         if self._model is None or self._model[0] != wanted:
             self._model = None  # two sets of weights need not fit
             self._model = (wanted, load_model(cfg))
@@ -133,7 +133,7 @@ def load_model(cfg: Config, mesh: Mesh | None = None) -> Model:
     dtype, base_dtype = jnp.dtype(cfg.model.dtype), cfg.model.base_dtype
 
     def read() -> Weights:
-        learnt, _ = load_trained(begun, earlier, base)
+        learnt, _ = load_trained(begun, earlier, base, cfg.training.init_step)
         weights = base.read()  # rather than base.weights, which would be kept beside those made of them
         if isinstance(learnt, Adapters):
             weights = merge(weights, learnt)
@@ -234,7 +234,7 @@ def earlier_adapters(cfg: Config, model: Model) -> Adapters | None:
     earlier = saved_config(cfg.training.init_from, "training.init_from")
     if earlier.model.lora_rank == 0:
         return None
-    learnt, _ = load_trained(cfg.training.init_from, earlier, model)
+    learnt, _ = load_trained(cfg.training.init_from, earlier, model, cfg.training.init_step)
     return learnt if isinstance(learnt, Adapters) else None
 
 

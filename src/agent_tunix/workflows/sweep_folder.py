@@ -38,7 +38,9 @@ def write_index(
 
 def read_index(folder: Path) -> Record:
     """What is there of sweep.json; the jobs' own folders make up for one that cannot be read."""
-    return {"mode": "apart", "jobs": [], **read_object(folder / "sweep.json")}
+    found = {"mode": "apart", "jobs": [], **read_object(folder / "sweep.json")}
+    jobs = found["jobs"] if isinstance(found["jobs"], list) else []
+    return found | {"jobs": [job for job in jobs if isinstance(job, dict) and str(job.get("job")).isdecimal()]}
 
 
 def job_folders(folder: Path) -> list[Path]:

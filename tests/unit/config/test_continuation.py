@@ -6,7 +6,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from agent_tunix.config.continuation import FIXED, resumed
+from agent_tunix.config.continuation import FIXED, anchored, resumed
 from agent_tunix.config.load import config_folder
 from agent_tunix.errors import UserError
 
@@ -15,6 +15,7 @@ OTHER = {
     "model.lora_alpha": "1",
     "optimizer.optimizer_name": "schedule_free_adamw",
     "training.init_from": "runs/other",
+    "training.init_step": "7",
     "training.method": "supervised",
     "training.train_fraction": "0.5",
 }
@@ -63,3 +64,18 @@ def test_groups_and_folders_without_a_run_are_refused(run, tmp_path):
         resumed(run, ["optimizer=lion"])
     with pytest.raises(UserError, match=r"it has no config\.yaml"):
         resumed(str(tmp_path), [])
+
+
+def test_a_run_that_starts_from_another_says_from_which_step_and_over_what_base(run):
+    cfg = resumed(run, [])[0]
+    begun = cfg.model_copy(update={"training": cfg.training.model_copy(update={"init_from": run})})
+    begun = begun.model_copy(update={"model": cfg.model.model_copy(update={"weights": "another/base"})})
+    for step in ("9", "10", "10.orbax-checkpoint-tmp"):
+        (Path(run) / "checkpoints" / step).mkdir(parents=True)
+    found = anchored(begun)
+    assert (found.training.init_step, found.model.weights) == (10, cfg.model.weights)
+    (Path(run) / "checkpoints" / "11").mkdir()
+    assert anchored(found) == found
+    assert anchored(cfg) == cfg
+    with pytest.raises(UserError, match="a step of which run"):
+        anchored(cfg.model_copy(update={"training": cfg.training.model_copy(update={"init_step": 3})}))

@@ -111,9 +111,11 @@ def test_a_run_that_goes_back_has_its_curves_forgotten_too(tmp_path):
     folder = RunFolder(tmp_path)
     for step in (1, 2, 3):
         folder.metrics({"step": step})
+    folder.samples([{"step": "x"}, {"text": "of no step"}])
     folder.rewind(1)
     folder.close()
     assert [r["step"] for r in read_records(tmp_path / "metrics.jsonl")] == [1]
+    assert read_records(tmp_path / "samples.jsonl") == []
     (path,) = (tmp_path / "tensorboard").iterdir()
     assert [event.step for event in events_in(path) if event.HasField("session_log")] == [2]
 

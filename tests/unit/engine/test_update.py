@@ -12,6 +12,7 @@ from agent_tunix.algorithm import optimizers
 from agent_tunix.algorithm.loss import LossInputs, grpo_loss
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine import update as update_module
+from agent_tunix.engine.guard import fault_of
 from agent_tunix.engine.update import completion_logprobs, init_state, reference_logprobs
 from agent_tunix.models.lora import Adapters
 from agent_tunix.types import Batch, Prompts
@@ -204,6 +205,16 @@ def test_all_weights_can_be_trained_by_demonstrations(weights, batch, update):
         losses.append(float(stats.loss.loss))
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0] - 0.1
+
+
+def test_a_change_that_is_no_number_does_not_reach_the_weights(adapters, batch, update):
+    """Where a gradient is zero and nothing is added to the denominator, AdamW divides zero by zero."""
+    still = dataclasses.replace(batch, advantages_B=jnp.zeros(6))
+    state, stats = update(fresh(adapters), still, h=dataclasses.replace(H, eps=0.0, kl_beta=0.0))
+    assert np.isfinite(stats.loss.loss)
+    assert not stats.applied
+    assert fault_of(stats, np.inf) == "the norm of the update is nan"
+    jax.tree.map(np.testing.assert_array_equal, state.trainable, adapters)
 
 
 def test_the_kl_term_alone_pulls_the_policy_back_to_the_base(adapters, batch, update):

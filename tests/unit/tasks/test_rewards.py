@@ -91,6 +91,12 @@ def test_the_reward_is_the_weighted_sum_and_a_weight_not_given_is_one(mine):
     assert total.dtype == np.float32
 
 
+@pytest.mark.parametrize("name", ["mean", "std"])
+def test_a_function_cannot_have_the_name_of_what_all_of_them_make(mine, name):
+    with pytest.raises(UserError, match=f"reward.functions.{name}: .* choose another name"):
+        Scorer({name: "my_rewards.length"}, {})
+
+
 @pytest.mark.parametrize(
     ("function", "fault"),
     [

@@ -6,6 +6,7 @@ import json
 import sys
 import types
 
+import numpy as np
 import pytest
 
 from agent_tunix.errors import UserError
@@ -88,6 +89,17 @@ def test_parquet(tmp_path):
     rows, bad = read_rows(str(tmp_path / "data.parquet"), None, "train", 1.0, LENIENT)
     assert rows == [Row("q1", "1")]
     assert bad == ["line 2: the field 'answer' is empty"]
+
+
+@pytest.mark.parametrize("of", [np.float16, np.float32, np.float64])
+def test_a_number_of_few_bits_is_read_as_it_was_written(tmp_path, of):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow comes with the extra `datasets`")
+    import pyarrow
+
+    table = pyarrow.table({"question": ["q1", "q2"], "answer": pyarrow.array(np.array([99.9, 0.1], of))})
+    parquet.write_table(table, tmp_path / "data.parquet")
+    rows, _ = read_rows(str(tmp_path / "data.parquet"), None, "train", 1.0, LENIENT)
+    assert [row.answer for row in rows] == ["99.9", "0.1"]
 
 
 def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):

@@ -113,7 +113,8 @@ def _over_all(
     rate = chosen.settings.get(RATE) if chosen else None
     if not isinstance(rate, int | float):
         return []
-    as_good = sorted({job.settings[RATE] for job in jobs if job.name in tied} - {rate})
+    of_tied = {job.settings.get(RATE) for job in jobs if job.name in tied}
+    as_good = sorted(other for other in of_tied - {rate} if isinstance(other, int | float))
     if rate not in (low, high):
         evidence = f"the best rate, {rate:g}, lies inside the grid"
     else:
