@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -24,7 +25,7 @@ FAULTS = {
     "sead=3": "did you mean seed?",
     "optimizer.learning_rate=fast": "optimizer.learning_rate=fast: must be a valid number",
     "optimizer.learning_rate=-1": "optimizer.learning_rate=-1: must be greater than 0",
-    "optimizer.betas=[0.9,1.5]": "1.5: must be less than 1",
+    "optimizer.betas=[0.9,1.5]": "1.5: must be less than or equal to 0.999999",
     "optimizer.betas=[0.9]": "optimizer.betas=[0.9]: must have at least 2 items, not 1",
     "optimizer.weight_decay=nan": "optimizer.weight_decay=nan: must be a finite number",
     "training.num_batches=2.5": "training.num_batches=2.5: must be a valid integer",
@@ -36,6 +37,7 @@ FAULTS = {
     "model.lora_module_path=nothing": "fits no module",
     "model.lora_module_path=layers.0.*q_proj": "in 1 of 4 layers",
     "model.weights=/nowhere": "no such folder",
+    'model.weights="~nobody_of_this_name/x"': "no such folder",
     "model.architecture.num_layers=5": "num_layers: 4 in the checkpoint, 5 in the configuration",
     "model.architecture.query_pre_attn_scalar=50": "query_pre_attn_scalar: 32.0 in the checkpoint, 50.0 in",
     "model.mesh_shape=[[2,2],[fsdp,tp]]": "needs 4 devices; this machine has 1.\nShapes that fit: [[1,1],[fsdp,tp]]\n",
@@ -45,6 +47,8 @@ FAULTS = {
     "data=gsm8k": "data.path",
     "+reward.functions.mine=no_such_module.reward": "No module named 'no_such_module'",
     "+reward.functions.mine=json.no_such_function": "no_such_function",
+    "+reward.functions.mean=json.dumps": "choose another name",
+    "training.init_step=3": "a step of which run?",
     "data.num_examples=10000000": "the train split has",
     "data.num_examples=1": "fewer than one batch",
     "generation.max_prompt_length=5": "The train split of data.source=arithmetic has no example: all 3686 prompts exceed",
@@ -96,7 +100,8 @@ def test_malformed_rows_that_both_splits_are_cut_from_are_told_once(command, tmp
 
 
 @pytest.mark.parametrize(
-    ("word", "asked"), [("How", ("evaluate",)), ("<reasoning>", ("train", "training.method=supervised"))]
+    ("word", "asked"),
+    [("How", ("evaluate",)), ("How", ("train",)), ("<reasoning>", ("train", "training.method=supervised"))],
 )
 def test_a_tokenizer_that_is_not_the_models_own_is_refused(command, tmp_path, word, asked):
     """Tokens beyond the embedding would be read as its last row, and learnt as no number."""
@@ -106,6 +111,7 @@ def test_a_tokenizer_that_is_not_the_models_own_is_refused(command, tmp_path, wo
     outcome = command(*asked, "model=gemma3_tiny", "model.weights=model", "evaluation.num_examples=4")
     assert outcome.code == 2
     assert "The tokenizer gives token 4700, and the model knows 47 tokens" in outcome.err
+    assert os.listdir(tmp_path) == ["model"] or asked == ("evaluate",)
 
 
 @pytest.mark.parametrize(

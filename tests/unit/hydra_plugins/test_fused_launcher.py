@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import HydraContext, RunMode
 from omegaconf import OmegaConf
 
+from agent_tunix import cli
 from agent_tunix.config.load import config_folder
-from hydra_plugins.fused_launcher import FusedLauncher
+from hydra_plugins.fused_launcher import CloseSweep, FusedLauncher
 
 
 class Loader:
@@ -64,3 +68,16 @@ def test_jobs_that_differ_in_values_are_what_hydra_would_compose():
             wanted = loader.load_sweep_config(master, job)
             assert OmegaConf.to_container(composed) == OmegaConf.to_container(wanted), job
     assert len(asked) == 5
+
+
+def test_a_sweep_that_cannot_be_summed_up_ends_in_a_message_and_not_well(monkeypatch, capsys):
+    """Hydra makes a warning of what a callback raises, and ends with exit code 0."""
+
+    def full(folder):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "sweep.json"))
+
+    monkeypatch.setattr(cli, "close_sweep", full)
+    with pytest.raises(SystemExit) as ended:
+        CloseSweep().on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": "swept"}}}))
+    assert ended.value.code == 2
+    assert "No space left on device" in capsys.readouterr().err
