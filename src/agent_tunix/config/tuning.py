@@ -40,6 +40,8 @@ class TuneSection(Section):
     @field_validator("budget", mode="before")
     @classmethod
     def _is_a_time_or_a_count(cls, budget: Any) -> Any:
+        if isinstance(budget, float) and budget.is_integer():  # as in 1e3
+            return cls._is_a_time_or_a_count(int(budget))
         counts = isinstance(budget, int) and not isinstance(budget, bool) and budget > 0
         if not counts and not (isinstance(budget, str) and TIME.fullmatch(budget) and float(budget[:-1]) > 0):
             raise ValueError("must be a time such as 30m or 2h, or a number of updates such as 400")

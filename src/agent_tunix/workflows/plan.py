@@ -41,9 +41,10 @@ def make_plan(cfg: Config, num_examples: int) -> Plan:
     if warmup is None:
         warmup = schedules.warmup_steps_from_ratio(cfg.optimizer.warmup_ratio, horizon)
     if warmup > min(horizon, total_steps):
+        longest = f"scheduler.total_steps={horizon}" if horizon < total_steps else f"the run of {total_steps}"
         raise UserError(
-            f"Warm-up of {warmup} updates is longer than the run of {min(horizon, total_steps)}: the rate would never reach "
-            "its peak. Lower scheduler.warmup_steps or optimizer.warmup_ratio, or train longer."
+            f"Warm-up of {warmup} updates is longer than {longest}: the rate would never reach its peak. "
+            "Lower scheduler.warmup_steps or optimizer.warmup_ratio, or make that longer."
         )
     schedule = make_schedule(cfg, warmup, horizon)
     return Plan(per_epoch, total_batches, iterations, total_steps, warmup, schedule)
@@ -56,6 +57,11 @@ def make_schedule(cfg: Config, warmup_steps: int, total_steps: int) -> Schedule:
     if section.num_cycles is not None and section.num_cycles > max(total_steps - warmup_steps, 1):
         raise UserError(
             f"scheduler.num_cycles={section.num_cycles}: after warm-up there are only {total_steps - warmup_steps} updates."
+        )
+    if section.warmup_steps and section.decay_ratio and warmup_steps + int(section.decay_ratio * total_steps) > total_steps:
+        raise UserError(
+            f"scheduler.warmup_steps={warmup_steps} and scheduler.decay_ratio={section.decay_ratio:g} are more than all "
+            f"{total_steps} updates; lower one of them."
         )
     used = {key: value for key, value in keys.items() if value is not None}
     return schedules.SCHEDULES[section.scheduler_name](cfg.optimizer.learning_rate, warmup_steps, total_steps, **used)

@@ -54,6 +54,20 @@ def test_an_interval_is_due_at_the_end_of_the_batch_that_reaches_or_passes_it(in
     assert [step for step in ends if train._due(interval, step, iterations)] == steps
 
 
+def test_a_warm_up_longer_than_what_it_is_for_is_refused_and_that_is_named(planned):
+    with pytest.raises(UserError, match=r"Warm-up of 41 updates is longer than the run of 40"):
+        planned(scheduler__warmup_steps=41)
+    with pytest.raises(UserError, match=r"Warm-up of 10 updates is longer than scheduler\.total_steps=3"):
+        planned(scheduler__warmup_steps=10, scheduler__total_steps=3)
+
+
+def test_a_warm_up_that_leaves_no_room_for_the_decay_is_refused(planned):
+    decay = {"scheduler__scheduler_name": "wsd", "scheduler__decay_ratio": 0.5}
+    assert planned(**decay, scheduler__warmup_steps=20).schedule(20) == 1e-5
+    with pytest.raises(UserError, match=r"warmup_steps=21 and scheduler\.decay_ratio=0\.5 are more than all 40 updates"):
+        planned(**decay, scheduler__warmup_steps=21)
+
+
 def test_more_cycles_than_updates_are_refused(planned):
     cycles = {"scheduler__scheduler_name": "cosine_restarts", "scheduler__num_cycles": 37}
     with pytest.raises(UserError, match=r"scheduler\.num_cycles=37: after warm-up there are only 36 updates"):

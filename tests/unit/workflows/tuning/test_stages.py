@@ -112,7 +112,9 @@ def test_a_budget_must_be_a_time_or_a_count(budget):
         configured(f"tune.budget='{budget}'" if budget == "30" else f"tune.budget={budget}")
 
 
-@pytest.mark.parametrize(("budget", "seconds"), [("90s", 90.0), ("30m", 1800.0), ("1.5h", 5400.0), ("400", None)])
+@pytest.mark.parametrize(
+    ("budget", "seconds"), [("90s", 90.0), ("30m", 1800.0), ("1.5h", 5400.0), ("400", None), ("4e2", None)]
+)
 def test_a_budget_in_time_is_known_in_seconds(budget, seconds):
     assert configured(f"tune.budget={budget}").tune.seconds == seconds
 
