@@ -137,6 +137,12 @@ def layer_kinds(num_layers: int, global_every: int) -> list[str]:
 def _rope(config: dict[str, Any], folder: Path) -> tuple[float, float, float]:
     """The RoPE base of local layers, and base and factor of global ones."""
     by_kind, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    kinds_of_layers = {"full_attention", "sliding_attention"}
+    if (by_kind and not kinds_of_layers & set(by_kind)) or kinds_of_layers & set(scaling):
+        raise UserError(
+            f"{folder / 'config.json'}: rope_parameters is to be by kind of layer (full_attention, sliding_attention), "
+            "and rope_scaling is not."
+        )
     far = {"rope_theta": config.get("rope_theta", 1_000_000.0), **(by_kind.get("full_attention") or {}), **scaling}
     near = {"rope_theta": config.get("rope_local_base_freq", 10_000.0), **(by_kind.get("sliding_attention") or {})}
     kinds = [layer.get("rope_type", layer.get("type", "default")) for layer in (near, far)]
@@ -186,7 +192,7 @@ class SafetensorsFolder:
     """The text model's tensors of a folder of safetensors files, under the names of Gemma3ForCausalLM."""
 
     def __init__(self, folder: Path):
-        self._where = {}
+        self._where: dict[str, tuple[Any, str, Path]] = {}
         self._head: tuple[Any, str, Path] | None = None
         self.shapes: dict[str, tuple[int, ...]] = {}
         for path in _files(folder):
@@ -199,6 +205,8 @@ class SafetensorsFolder:
                     continue
                 match = TEXT.fullmatch(stored)
                 name = f"model.{match.group(1)}" if match else stored
+                if name in self._where:
+                    raise UserError(f"{path}: tensor {stored} is in {self._where[name][2].name} too; leave one of them.")
                 self._where[name] = (handle, stored, path)
                 self.shapes[name] = tuple(handle.get_slice(stored).get_shape())
 

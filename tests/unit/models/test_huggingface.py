@@ -2,8 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
+from safetensors.numpy import save_file
 
 from agent_tunix.config.load import config_folder
 from agent_tunix.config.schema import ModelSection
@@ -130,6 +132,8 @@ def test_fewer_layers_than_the_pattern_are_all_local(tmp_path):
         ({"tie_word_embeddings": False, "text_config": {"tie_word_embeddings": True}}, "tie_word_embeddings"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": {"full_attention": LINEAR}}, "by kind of layer"),
+        ({"rope_parameters": {"rope_theta": 5e5}}, "by kind of layer"),
         ({"layer_types": ["full_attention", "sliding_attention", *["full_attention"] * 24]}, "layer_types"),
         ({"layer_types": ["full_attention"] * 26, "num_hidden_layers": 10**30}, "layer_types"),
     ],
@@ -182,6 +186,14 @@ def test_a_broken_config_is_named(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match=r"config\.json"):
         read_architecture(tmp_path)
+
+
+def test_a_tensor_that_two_files_hold_is_refused(tmp_path):
+    for part in (1, 2):
+        tensors = {"model.norm.weight": np.full(4, part, np.float32)}
+        save_file(tensors, tmp_path / f"model-0000{part}-of-00002.safetensors")
+    with pytest.raises(UserError, match=r"tensor model\.norm\.weight is in model-00001-of-00002"):
+        SafetensorsFolder(tmp_path)
 
 
 def test_a_missing_config_is_named(tmp_path):
