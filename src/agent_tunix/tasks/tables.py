@@ -20,12 +20,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from agent_tunix.errors import UserError
 
 Numbered = Iterator[tuple[int, Any]]
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 EXTRA = "pip install 'agent-tunix[datasets]'"
-SHORT_FLOATS = ("halffloat", "float")  # as Arrow calls those of 16 and 32 bits
+SHORT_FLOATS = {"halffloat": np.float16, "float": np.float32}  # by Arrow's names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +183,8 @@ def _parquet(file: Path) -> Numbered:
     except ImportError as fault:
         raise UserError(f"data.path={file}: parquet files need pyarrow; {EXTRA}") from fault
     table = pyarrow.parquet.ParquetFile(file)
-    short = {field.name: field.type.to_pandas_dtype() for field in table.schema_arrow if str(field.type) in SHORT_FLOATS}
+    kinds = {field.name: str(field.type) for field in table.schema_arrow}
+    short = {name: SHORT_FLOATS[kind] for name, kind in kinds.items() if kind in SHORT_FLOATS}
 
     def as_written(row: dict[str, Any]) -> dict[str, Any]:
         """99.99 in 32 bits is not 99.98999786376953, which Python makes of it."""

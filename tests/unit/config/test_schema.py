@@ -35,7 +35,8 @@ def test_every_key_says_what_it_does():
 def test_no_key_has_a_default_outside_of_the_yaml_files():
     """A key that only some choices of its group use, or that runs of before it lack, may be left out: null, not given."""
     optional = {k: field.default for kind in KINDS for k, field in keys(kind).items() if not field.is_required()}
-    some = ("model.base_dtype", "optimizer.decay_norms", "scheduler.lr_min", "scheduler.decay_ratio", "scheduler.num_cycles")
+    of_schedulers = ("scheduler.lr_min", "scheduler.decay_ratio", "scheduler.num_cycles")
+    some = ("model.base_dtype", "optimizer.decay_norms", "training.init_step", *of_schedulers)
     assert optional == dict.fromkeys(some)
 
 
