@@ -200,7 +200,7 @@ def _tune(composed: DictConfig) -> None:
 def _evaluate(composed: DictConfig) -> None:
     from agent_tunix.workflows import evaluate as workflow
 
-    workflow.run(_agreed(validate(composed, EvaluateConfig)), _output(), console, HydraConfig.get().overrides.task)
+    workflow.run(_agreed(anchored(validate(composed, EvaluateConfig))), _output(), console, HydraConfig.get().overrides.task)
 
 
 def _export(composed: DictConfig) -> None:

@@ -61,7 +61,11 @@ def anchored(cfg: C) -> C:
         raise UserError(f"training.init_step={step}: a step of which run? Give training.init_from=<run folder> too.")
     if folder is None or not (Path(folder) / "config.yaml").exists():
         return cfg
-    steps = [int(path.name) for path in (Path(folder) / "checkpoints").glob("*") if path.name.isdecimal()]
     weights = OmegaConf.select(read_config(Path(folder) / "config.yaml"), "model.weights") or cfg.model.weights
-    training = cfg.training.model_copy(update={"init_step": step or max(steps, default=None)})
+    training = cfg.training.model_copy(update={"init_step": step or max(saved_steps(Path(folder)), default=None)})
     return cfg.model_copy(update={"training": training, "model": cfg.model.model_copy(update={"weights": weights})})
+
+
+def saved_steps(run: Path) -> list[int]:
+    """The steps of a run that have a checkpoint, by the names of their folders."""
+    return [int(path.name) for path in (run / "checkpoints").glob("*") if path.name.isdecimal()]

@@ -120,6 +120,7 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     model = setup.load_model(cfg) if cfg.run is None else setup.load_trained_model(trained, console.print)
     trainable, step = _trainable(cfg, trained, model)
     examples = load_examples(trained, "test", cfg.evaluation.num_examples, model.tokenizer, console.print)
+    setup.refuse_unknown_tokens([example.prompt_ids for example in examples], model.arch)
     way = cfg.inference_config
     sampling = dataclasses.replace(
         setup.training_sampling(trained, model.tokenizer),

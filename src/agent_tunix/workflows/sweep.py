@@ -22,6 +22,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
+from agent_tunix.config.continuation import saved_steps
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine.guard import Interruption
@@ -249,5 +250,4 @@ def _unfinished(job: Job) -> bool:
 def _passed(job: Job) -> bool:
     """Whether a job has rested where it is to, and was killed further on: it can go on from there or from later."""
     evaluated = [record["step"] for record in read_records(job.folder / "evals.jsonl")]
-    saved = [int(path.name) for path in (job.folder / "checkpoints").glob("*") if path.name.isdecimal()]
-    return job.stop_after in evaluated and any(map(job.rests, saved))
+    return job.stop_after in evaluated and any(map(job.rests, saved_steps(job.folder)))

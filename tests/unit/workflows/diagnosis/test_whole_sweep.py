@@ -71,6 +71,15 @@ def test_a_best_rate_at_the_edge_that_ties_with_one_inside_is_said_to_be_there(c
     assert finding.remedy.endswith("optimizer.learning_rate=1e-05,3e-05,9e-05")
 
 
+def test_a_job_whose_configuration_is_lost_is_no_rate_to_compare_with(config):
+    runs = sweep_of(config, [(1e-6, 0.55, 0.1), (2e-6, 0.94, 0.1), (3e-5, 0.95, 0.1)])
+    runs["1"] = dataclasses.replace(runs["1"], config={})
+    report = examine_sweep(runs)
+    assert report.tied == ["1"]
+    (finding,) = report.findings
+    assert finding.illness == "best at the edge of the grid"
+
+
 def test_candidates_within_noise_of_each_other_are_said_to_be(config):
     report = examine_sweep(sweep_of(config, [(1e-6, 0.90, 0.1), (1e-5, 0.92, 0.1), (1e-4, 0.91, 0.1)]))
     (finding,) = report.findings
