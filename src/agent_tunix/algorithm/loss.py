@@ -17,11 +17,13 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from agent_tunix.models import kernels
 from agent_tunix.models.mesh import EVERYWHERE, cut, several_devices
 from agent_tunix.types import pytree
 
 LOGITS_BUDGET = 2**28  # float32 logits alive at once while log-probabilities are taken: 1 GiB
 GREATEST_LOG_ODDS = 60.0  # far beyond what is drawn, and e^60 for every token of a vocabulary adds up to a float32
+UNWRITTEN = 16  # times as many rows are taken at once where a kernel writes no more of them than sums
 SHARES = 8  # of the sum over the vocabulary
 
 
@@ -101,7 +103,7 @@ def token_logprobs(hidden_BCD, tokens_BC, embed_VD, temperature) -> tuple[jax.Ar
     the embedding E is trained too. Entropy is a measurement and carries no gradient.
     """
     B, C, D = hidden_BCD.shape
-    rows = min(max(1, LOGITS_BUDGET // embed_VD.shape[0]), B * C)
+    rows = max(1, LOGITS_BUDGET // embed_VD.shape[0])
     sharpness_BC = jnp.broadcast_to((1.0 / jnp.asarray(temperature, jnp.float32)).reshape(-1, 1), (B, C))
     tokens_N, sharpness_N = tokens_BC.reshape(-1), sharpness_BC.reshape(-1)
     logprobs, entropy = _scores(hidden_BCD.reshape(B * C, D), tokens_N, sharpness_N, embed_VD, rows)
@@ -111,16 +113,18 @@ def token_logprobs(hidden_BCD, tokens_BC, embed_VD, temperature) -> tuple[jax.Ar
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _scores(hidden_ND, tokens_N, sharpness_N, embed_VD, rows: int) -> tuple[jax.Array, jax.Array]:
     def score(hidden_nD, tokens_n, sharpness_n):
-        _, total_n, entropy_n = _odds(hidden_nD, tokens_n, sharpness_n, embed_VD)
+        total_n, entropy_n = _rounded_odds(hidden_nD, tokens_n, sharpness_n, embed_VD, kept=False)
         return -jnp.log(total_n), entropy_n
 
+    if _kernel_serves(hidden_ND, embed_VD):
+        rows *= UNWRITTEN
     return _by_chunks(score, rows, hidden_ND, tokens_N, sharpness_N)
 
 
 def _scores_forward(hidden_ND, tokens_N, sharpness_N, embed_VD, rows: int):
     def score(hidden_nD, tokens_n, sharpness_n):
-        odds_nV, total_n, entropy_n = _odds(hidden_nD, tokens_n, sharpness_n, embed_VD)
-        expected_nD = _weighted(odds_nV.astype(embed_VD.dtype), embed_VD) / total_n[:, None]
+        total_n, entropy_n, odds_nV = _rounded_odds(hidden_nD, tokens_n, sharpness_n, embed_VD, kept=True)
+        expected_nD = _weighted(odds_nV, embed_VD) / total_n[:, None]
         return -jnp.log(total_n), entropy_n, cut(expected_nD, "fsdp")
 
     logprobs_N, entropy_N, expected_ND = _by_chunks(score, rows, hidden_ND, tokens_N, sharpness_N)
@@ -165,6 +169,27 @@ def _odds(hidden_nD, tokens_n, sharpness_n, embed_VD) -> tuple[jax.Array, jax.Ar
     return odds_nV, total_n, jnp.log(total_n) - (odds_nV * log_odds_nV).sum(axis=-1) / total_n
 
 
+def _rounded_odds(hidden_nD, tokens_n, sharpness_n, embed_VD, kept: bool) -> tuple[jax.Array, ...]:
+    """The sum and the entropy of `_odds`, and, if they are to be kept, the odds themselves in the embedding's precision."""
+    if not _kernel_serves(hidden_nD, embed_VD):
+        odds_nV, *of_rows = _odds(hidden_nD, tokens_n, sharpness_n, embed_VD)
+        return (*of_rows, odds_nV.astype(embed_VD.dtype)) if kept else tuple(of_rows)
+    from agent_tunix.algorithm import odds_kernel  # by which others than GPUs need not wait for Mosaic's import
+
+    own_n = sharpness_n * jnp.einsum("nd,nd->n", hidden_nD, embed_VD[tokens_n], preferred_element_type=jnp.float32)
+    found = odds_kernel.odds(hidden_nD, embed_VD, own_n, sharpness_n, most=GREATEST_LOG_ODDS, kept=kept)
+    total_n, weighted_n, *kept_nV = found
+    return total_n, jnp.log(total_n) - weighted_n / total_n, *kept_nV
+
+
+def _kernel_serves(hidden_nD: jax.Array, embed_VD: jax.Array) -> bool:
+    """Whether odds can be taken while logits are multiplied: on one Hopper GPU, in bfloat16, in shapes that it can copy."""
+    if several_devices() or kernels.capability() != kernels.HOPPER:
+        return False
+    (V, D), bfloat16 = embed_VD.shape, jnp.dtype(jnp.bfloat16)
+    return hidden_nD.dtype == embed_VD.dtype == bfloat16 and D % 64 == 0 and V % 8 == 0
+
+
 def _weighted(odds_nV: jax.Array, embed_VD: jax.Array) -> jax.Array:
     """sum_v odds_v E_v in float32. The sum is long and its result small: in shares there is work for a whole GPU."""
     (n, V), D = odds_nV.shape, embed_VD.shape[1]
@@ -181,16 +206,18 @@ def _weighted(odds_nV: jax.Array, embed_VD: jax.Array) -> jax.Array:
 
 
 def _chunks(rows: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Leading axes cut into pieces of so many rows, the last filled up with zeros."""
-    count = -(-arrays[0].shape[0] // rows)
+    """Leading axes cut into equal pieces of so many rows at most, the last filled up with zeros."""
+    total = arrays[0].shape[0]
+    count = -(-total // rows)
+    rows = -(-total // count)
     filled = [jnp.pad(x, [(0, count * rows - x.shape[0]), *[(0, 0)] * (x.ndim - 1)]) for x in arrays]
     return tuple(cut(x.reshape(count, rows, *x.shape[1:]), None, "fsdp") for x in filled)
 
 
 def _by_chunks(function, rows: int, *arrays: jax.Array):
-    """A function of rows, applied to so many at a time."""
+    """A function of rows, applied to so many at a time, at most."""
     total = arrays[0].shape[0]
-    if rows == total:
+    if rows >= total:
         return function(*arrays)
     results = jax.lax.map(lambda part: function(*part), _chunks(rows, *arrays))
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:total], results)

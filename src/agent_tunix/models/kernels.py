@@ -61,6 +61,11 @@ def capability() -> float:
     return float(number) if number.replace(".", "").isdigit() else 0.0
 
 
+def multiprocessors() -> int:
+    """Of the device that programs are made for; 0 where it does not say."""
+    return getattr(jax.local_devices()[0], "core_count", 0)
+
+
 def memory_limit() -> float:
     """Bytes of the device that programs may take; infinity where it does not say."""
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)

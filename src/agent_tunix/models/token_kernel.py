@@ -45,8 +45,8 @@ def serves(arch: Architecture, rank: int, policies: int, sequences: int) -> bool
         return False
     if arch.num_heads > MOST_PIECES or arch.num_heads // arch.num_kv_heads > WARPS - 2 or arch.num_layers > MOST_LAYERS:
         return False
-    teams = policies * _teams(sequences)
-    if teams > MOST_TEAMS or teams * _layer_bytes(arch) > MOST_BYTES or teams * _down_shares(arch) > _multiprocessors():
+    teams, most = policies * _teams(sequences), kernels.multiprocessors()
+    if teams > MOST_TEAMS or teams * _layer_bytes(arch) > MOST_BYTES or teams * _down_shares(arch) > most:
         return False
     return not _shared() and nvrtc.serves()
 
@@ -58,7 +58,7 @@ def start(
     policies, lengths_P, S = lora.policies_of(adapters), prompt.positions_BS[:, -1] + 1, prompt.keys_LBSKN.shape[2]
     prompts = len(lengths_P) // policies
     teams, rows = policies * _teams(prompts * group), _teams(prompts * group) * ROWS
-    blocks = _multiprocessors() // teams
+    blocks = kernels.multiprocessors() // teams
     sizes = {"POLICIES": policies, "PROMPTS": prompts, "GROUP": group, "TEAMS": teams, "TEAMS_EACH": teams // policies}
     sizes |= {"PROMPT_TILES": -(-S // KEYS), "OWN_TILES": -(-slots // KEYS), "BLOCKS": blocks}
     cut = cuts(arch, blocks)
@@ -90,10 +90,6 @@ def _teams(sequences: int) -> int:
 def _layer_bytes(arch: Architecture) -> int:
     heads = (2 * arch.num_heads + 2 * arch.num_kv_heads) * HEAD
     return 2 * arch.embed_dim * (heads + 3 * arch.hidden_dim)
-
-
-def _multiprocessors() -> int:
-    return getattr(jax.local_devices()[0], "core_count", 0)
 
 
 def _shared() -> bool:

@@ -26,11 +26,13 @@ from agent_tunix.models.mesh import EVERYWHERE, fitting, share, spec
 from agent_tunix.models.quantisation import BLOCK, BYTES, BaseDtype
 
 FLOAT32 = 4
-RESIDUAL_COPIES = 10.4  # float32 copies of the residual stream while a layer is differentiated
-HIDDEN_COPIES = 6.9  # of what the feed-forward block holds between its matrices
+RESIDUAL_COPIES = 13.5  # float32 copies of the residual stream while a layer is differentiated
+HIDDEN_COPIES = 4.9  # of what the feed-forward block holds between its matrices
+QUERY_COPIES = 5.0  # of one layer's queries, where a kernel attends, which has a prompt's once for each of its completions
 SCORE_COPIES = 1.65  # of one layer's attention scores
 LAYER_COPIES = 2  # of one layer's weights, cut out of the stack and turned, or turned back from a quantised base
 LOSS_LOGITS_COPIES = 1.5  # of one chunk of logits, in the loss and its gradient: in float32, and as probabilities in bf16
+LOSS_ODDS_COPIES = 0.55  # of it where a kernel makes probabilities of them before they are written
 LOSS_RESIDUAL_COPIES = 3  # of the last hidden states, in float32, beside them
 SAMPLER_LOGITS_COPIES = 1.5  # of the logits of one token a sequence, while it is drawn
 SAMPLER_LAYERS = 1.1  # times the layers' weights, laid out for the kernels that read a token
@@ -142,7 +144,7 @@ def estimate(s: Shapes) -> dict[str, float]:
         "optimizer": (STORED_COPIES - 1) * trainable,
         "KV cache": _cache(s, s.prompts, sequences),
         "activations": _kept(s) + _differentiation(s),
-        "logits chunk": LOSS_LOGITS_COPIES * _chunk(s),
+        "logits chunk": _chunk(s),
         "evaluation": phases["evaluation"],
         "peak": held + max(phases.values()),
     }
@@ -183,7 +185,7 @@ def _key_and_value(s: Shapes) -> float:
 
 def _update(s: Shapes) -> float:
     """Logits are gone before the first layer is differentiated, so the greater of the two counts."""
-    loss = LOSS_LOGITS_COPIES * _chunk(s) + LOSS_RESIDUAL_COPIES * _tokens(s) * s.arch.embed_dim * FLOAT32
+    loss = _chunk(s) + LOSS_RESIDUAL_COPIES * _tokens(s) * s.arch.embed_dim * FLOAT32
     return _kept(s) + max(_differentiation(s), loss)
 
 
@@ -198,14 +200,21 @@ def _kept(s: Shapes) -> float:
 
 
 def _differentiation(s: Shapes) -> float:
-    """What one layer takes while it is gone through again."""
-    arch, completion = s.arch, s.micro_batch / s.fsdp * s.generations * s.completion_length
-    scores = completion * arch.num_heads / s.tp * (s.prompt_length + s.completion_length) * FLOAT32
-    residual = _tokens(s) * arch.embed_dim * FLOAT32
-    hidden = _tokens(s) * arch.hidden_dim / s.tp * s.bytes_per_weight
-    layer = _layers(s) / arch.num_layers / s.tp
-    written = 0.0 if s.kernels else SCORE_COPIES * scores
-    return written + RESIDUAL_COPIES * residual + HIDDEN_COPIES * hidden + LAYER_COPIES * layer
+    """What one layer takes while it is gone through again; a kernel's attention is done before feed-forward begins."""
+    arch = s.arch
+    residual = RESIDUAL_COPIES * _tokens(s) * arch.embed_dim * FLOAT32
+    hidden = HIDDEN_COPIES * _tokens(s) * arch.hidden_dim / s.tp * s.bytes_per_weight
+    blocks = max(hidden, _attention(s)) if s.kernels else hidden + _attention(s)
+    return residual + blocks + LAYER_COPIES * _layers(s) / arch.num_layers / s.tp
+
+
+def _attention(s: Shapes) -> float:
+    """Of one layer: scores in float32; a kernel's are in its gradient alone, in bfloat16."""
+    length, heads = s.prompt_length + s.completion_length, s.arch.num_heads / s.tp
+    sequences = s.micro_batch / s.fsdp * s.generations
+    if not s.kernels:
+        return SCORE_COPIES * sequences * s.completion_length * heads * length * FLOAT32
+    return sequences * heads * length * (QUERY_COPIES * s.arch.head_dim + length) * s.bytes_per_weight
 
 
 def _embedding_gradients(s: Shapes) -> float:
@@ -213,9 +222,10 @@ def _embedding_gradients(s: Shapes) -> float:
 
 
 def _chunk(s: Shapes) -> float:
-    """The float32 logits that are alive at once while log-probabilities are taken."""
+    """The logits that are alive at once while log-probabilities are taken; again, in the gradient of an embedding."""
     tokens = s.micro_batch * s.generations * s.completion_length
-    return min(LOGITS_BUDGET, tokens * s.arch.vocab_size) * s.vocabulary_share * FLOAT32
+    copies = LOSS_ODDS_COPIES if s.kernels and s.lora_rank else LOSS_LOGITS_COPIES
+    return copies * min(LOGITS_BUDGET, tokens * s.arch.vocab_size) * s.vocabulary_share * FLOAT32
 
 
 def largest_micro_batch(s: Shapes, limit_gb: float, batch_size: int | None = None) -> int:
