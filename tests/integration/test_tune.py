@@ -138,10 +138,16 @@ def refused(command, tmp_path: Path) -> None:
     assert "another configuration, which differs in seed" in outcome.err
     assert (tmp_path / "straight" / "tune.json").read_text() == before
 
-    (tmp_path / "straight" / "tune.json").write_text(before[:20])
+    for damaged in (before[:20], '{"batches": 2, "price": 3, "seconds": null}'):
+        (tmp_path / "straight" / "tune.json").write_text(damaged)
+        outcome = command("tune", *RUN, "tune.budget=24", "hydra.run.dir=straight")
+        assert outcome.code == 2
+        assert "straight/tune.json cannot be read, and a search goes on by it" in outcome.err
+    lines = (tmp_path / "straight" / "tune.yaml").read_text().splitlines()
+    (tmp_path / "straight" / "tune.yaml").write_text("\n".join(lines[: len(lines) // 2]))
     outcome = command("tune", *RUN, "tune.budget=24", "hydra.run.dir=straight")
     assert outcome.code == 2
-    assert "straight/tune.json cannot be read, and a search goes on by it" in outcome.err
+    assert "straight/tune.yaml is not the whole configuration of a search" in outcome.err
 
 
 def test_an_interrupted_search_says_how_to_go_on(command, tmp_path, monkeypatch):
@@ -180,7 +186,12 @@ def test_a_budget_in_time_is_kept_and_what_was_not_done_is_said(command, tmp_pat
 
 
 def test_a_search_in_which_all_diverged_is_no_success(command, tmp_path, monkeypatch):
-    monkeypatch.setattr(Session, "train", lambda self, trials, until: None)  # so that none has an accuracy
+    def diverge(self, trials, until):
+        for trial in trials:
+            trial.job.folder.mkdir(parents=True)
+            (trial.job.folder / "summary.json").write_text('{"status": "diverged"}')
+
+    monkeypatch.setattr(Session, "train", diverge)
     outcome = command("tune", *RUN, "tune.budget=24", "hydra.run.dir=out")
     assert outcome.code == 3
     assert "Every coarse learning rate that was tried diverged." in outcome.out

@@ -7,6 +7,7 @@ before it has composed a job.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -33,8 +34,23 @@ def remove_unused() -> None:
 def remove_empty(paths: Iterable[Path]) -> None:
     """Removes folders that hold nothing, and Hydra's file where it is all that its folder holds."""
     for path in paths:
-        with contextlib.suppress(OSError):  # it is not there, or holds something
+        with contextlib.suppress(OSError):  # it is not there, holds something, or another process keeps it for itself
             if path.name != MULTIRUN:
+                _ask_for(path)
                 path.rmdir()
             elif os.listdir(path.parent) == [MULTIRUN]:
+                _ask_for(path.parent)
                 path.unlink()
+
+
+def _ask_for(folder: Path) -> None:
+    """Raises an OSError where another process has claimed the folder, and may be about to write there."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:  # a disk that knows no locks
+        pass
+    finally:
+        os.close(descriptor)

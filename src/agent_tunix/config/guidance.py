@@ -16,6 +16,7 @@ TYPICAL = {
     "eps": (1e-10, 1e-6, "divisions may become unstable", "small gradients are damped away"),
     "warmup_ratio": (0.0, 0.2, "", "most of the run is spent below the peak rate"),
 }
+OTHERWISE = {"adafactor": ("eps", "betas"), "lion": ("eps",), "sgd": ("eps",)}  # what they use otherwise, or not at all
 TYPICAL_BETAS = ((0.8, 0.95), (0.99, 0.999))
 LARGE_BATCH = (2.0, 10 / 3)  # the reference runs 270M at 1e-4 with twice the usual prompts, 10/3 of its range's end
 SMALL_BATCH = (0.25, 1 / 3)  # and 4B at 1e-6 with a quarter of them, a third of its range's end
@@ -83,7 +84,10 @@ def _rate(cfg: Config, num_examples: int | None) -> str | None:
 
 def _optimizer(cfg: Config) -> list[str]:
     lines = []
+    other = OTHERWISE.get(cfg.optimizer.optimizer_name, ())
     for key, (low, high, if_low, if_high) in TYPICAL.items():
+        if key in other:
+            continue
         value = getattr(cfg.optimizer, key)
         if value < low or value > high:
             fails, limit = (if_low, low) if value < low else (if_high, high)
@@ -93,6 +97,8 @@ def _optimizer(cfg: Config) -> list[str]:
 
 
 def _betas(cfg: Config) -> str | None:
+    if "betas" in OTHERWISE.get(cfg.optimizer.optimizer_name, ()):
+        return None
     outside = [not low <= beta <= high for beta, (low, high) in zip(cfg.optimizer.betas, TYPICAL_BETAS, strict=True)]
     if not any(outside):
         return None

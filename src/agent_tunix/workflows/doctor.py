@@ -17,7 +17,7 @@ from agent_tunix.workflows.diagnosis.records import RunRecords, read_run
 from agent_tunix.workflows.diagnosis.remedies import OwnOverrides
 from agent_tunix.workflows.diagnosis.sweep import SweepReport, examine_sweep
 from agent_tunix.workflows.display import say
-from agent_tunix.workflows.sweep_folder import job_folders
+from agent_tunix.workflows.sweep_folder import job_folders, read_index
 
 USAGE = "usage: agent-tunix doctor <run or sweep folder> [--json]"
 VERDICTS = {
@@ -56,7 +56,8 @@ def diagnose(folder: Path) -> Report | SweepReport:
     if (folder / "tune.json").is_file():
         raise UserError(f"{folder} is a search; give one of its stages, as in {folder / '1-coarse-rate'}.")
     if jobs and not (folder / "config.yaml").is_file():
-        return examine_sweep({job.name: read(job) for job in jobs})
+        begun = {job.name: read(job) for job in jobs}
+        return examine_sweep(begun, [job["job"] for job in read_index(folder)["jobs"] if job["job"] not in begun])
     return examine(read(folder))
 
 
@@ -91,16 +92,21 @@ def show_run(folder: Path, report: Report, console: Console) -> None:
 
 
 def show_sweep(folder: Path, report: SweepReport, console: Console) -> None:
-    say(console, f"{folder}: a sweep of {len(report.jobs)} jobs\n")
+    count = len(report.jobs) + len(report.waiting)
+    say(console, f"{folder}: a sweep of {count} job{'' if count == 1 else 's'}\n")
     width = max(len(job.label) for job in report.jobs)
     for job in report.jobs:
         accuracy = "-" if job.accuracy is None else f"{job.accuracy:.1%}"
         state = ", ".join(sorted(job.illnesses)) or job.report.verdict
+        state += "" if job.ended else f" ({job.status} after {job.steps} updates)"
         say(console, f"  {job.name:>3}  {job.label:{width}}  held-out accuracy {accuracy:>6}  {state}")
+    if report.waiting:
+        say(console, f"  not begun: {', '.join(report.waiting)}")
     best = next((job for job in report.jobs if job.name == report.best), None)
     if best is not None:
         tied = f"; not told from it by noise: {', '.join(report.tied)}" if report.tied else ""
-        say(console, f"\nBest: job {best.name}  {best.label}  ({best.accuracy:.1%}){tied}")
+        so_far = "" if not report.waiting and all(job.ended for job in report.jobs) else " so far"
+        say(console, f"\nBest{so_far}: job {best.name}  {best.label}  ({best.accuracy:.1%}){tied}")
     _show_findings(report.findings, console)
 
 

@@ -158,9 +158,9 @@ def _train(jobs: Sequence[Job], runs: Sequence[Run], bars: Bars, interruption: I
         training(r, job.folder, bars.display(job.label, r.plan.total_steps), interruption, job.rests)
         for r, job in zip(runs, jobs, strict=True)
     ]
-    for outcome in _answered(conversations):
+    for job, outcome in zip(jobs, _answered(conversations), strict=True):
         if isinstance(outcome, DivergenceError):
-            bars.notice(str(outcome))
+            bars.labelled(job.label)(str(outcome))
 
 
 def _prepared(job: Job, shelf: setup.Shelf, bars: Bars) -> Run:

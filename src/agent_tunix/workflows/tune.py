@@ -19,7 +19,7 @@ from agent_tunix.engine.guard import Interruption
 from agent_tunix.engine.metrics import Record, claimed, replace_text
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.workflows import setup
-from agent_tunix.workflows.diagnosis.records import read_object
+from agent_tunix.workflows.diagnosis.records import finite, read_object
 from agent_tunix.workflows.diagnosis.remedies import join, leaves
 from agent_tunix.workflows.display import say
 from agent_tunix.workflows.plan import Plan
@@ -70,7 +70,12 @@ def check(cfg: TuneConfig, folder: Path) -> Record:
     setup.refuse_others(folder, "tune.json")
     if not (folder / "tune.yaml").exists():
         return {}
-    saved = leaves(validate(read_config(folder / "tune.yaml"), TuneConfig).model_dump(mode="json"))
+    try:
+        saved = leaves(validate(read_config(folder / "tune.yaml"), TuneConfig).model_dump(mode="json"))
+    except UserError as fault:
+        raise UserError(
+            f"{folder / 'tune.yaml'} is not the whole configuration of a search. Choose another folder."
+        ) from fault
     wanted = leaves(cfg.model_dump(mode="json"))
     differing = [key for key in {**saved, **wanted} if saved.get(key) != wanted.get(key)]
     if differing:
@@ -79,7 +84,9 @@ def check(cfg: TuneConfig, folder: Path) -> Record:
             "Go on with the same overrides, or choose another folder."
         )
     earlier = read_object(folder / "tune.json")
-    if not {"batches", "price", "seconds"} <= earlier.keys():
+    price = earlier.get("price")
+    numbers = [earlier.get("batches"), earlier.get("seconds"), *(price.values() if isinstance(price, dict) else [None])]
+    if not all(map(finite, numbers)):
         raise UserError(f"{folder / 'tune.json'} cannot be read, and a search goes on by it. Choose another folder.")
     return earlier
 

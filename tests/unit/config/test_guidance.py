@@ -86,3 +86,9 @@ def test_half_decades_are_ones_and_threes():
     assert [half_decades(1e-5, up) for up in (-3, -2, -1, 0, 1, 2)] == [3e-7, 1e-6, 3e-6, 1e-5, 3e-5, 1e-4]
     assert [half_decades(rate) for rate in (1.7e-5, 2e-5, 4e-6, 0.9)] == [1e-5, 3e-5, 3e-6, 1.0]
     assert half_decades(0.3, 4) == 1.0, "no rate is above one"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (config_folder() / "optimizer").glob("*.yaml")))
+def test_no_shipped_optimizer_is_warned_of_for_its_eps_and_betas(name):
+    """What is not used, or used otherwise than AdamW uses it, has no typical values."""
+    assert not [line for line in warnings(config(f"optimizer={name}")) if "eps" in line or "betas" in line]

@@ -96,6 +96,14 @@ class RunRecords:
         return self.summary.get("status") == "completed"
 
     @property
+    def status(self) -> str:
+        """What the summary says, unless it is of a run that was gone on with since."""
+        status, steps = self.summary.get("status"), self.summary.get("steps")
+        last = max((step for step, _ in self.series("lr")), default=0)
+        outrun = isinstance(steps, int | float) and finite(steps) and last > steps
+        return status if isinstance(status, str) and not outrun else "unfinished"
+
+    @property
     def rolled_back(self) -> bool:
         """Whether the guard has taken the run back to a checkpoint and on at a tenth of its rate."""
         return bool(self.summary.get("rollbacks"))

@@ -24,7 +24,13 @@ class Job:
     settings: dict[str, Any]  # what differs between the jobs
     accuracy: float | None
     report: Report
+    status: str
+    steps: int
     rolled_back: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ("completed", "diverged")
 
     @property
     def illnesses(self) -> set[str]:
@@ -43,9 +49,11 @@ class SweepReport:
     best: str | None  # the job of the highest final accuracy
     tied: list[str]  # jobs that noise does not tell from it
     findings: list[Finding]
+    waiting: list[str]  # jobs that have not begun
 
 
-def examine_sweep(runs: Mapping[str, RunRecords]) -> SweepReport:
+def examine_sweep(runs: Mapping[str, RunRecords], waiting: Sequence[str] = ()) -> SweepReport:
+    """Of the jobs that have begun; the grid as a whole is judged when all have ended."""
     varied = _varied(list(runs.values()))
     jobs = [
         Job(
@@ -53,6 +61,8 @@ def examine_sweep(runs: Mapping[str, RunRecords]) -> SweepReport:
             {key: leaves(run.config).get(key) for key in varied},
             end.share if (end := end_of(run)) else None,
             examine(run),
+            run.status,
+            run.steps,
             run.rolled_back,
         )
         for name, run in runs.items()
@@ -60,16 +70,19 @@ def examine_sweep(runs: Mapping[str, RunRecords]) -> SweepReport:
     ends = {name: end for name, run in runs.items() if (end := end_of(run))}
     best = max(ends, key=lambda name: ends[name].share, default=None)
     tied = [name for name in ends if best and name != best and difference(ends[name], ends[best]).z < TOLD_APART]
-    leader = runs[best] if best else next(iter(runs.values()))
-    return SweepReport(jobs, best, tied, _over_all(jobs, best, tied, leader, ends[best].n if best else 0))
+    findings = list[Finding]()
+    if not waiting and all(job.ended for job in jobs):
+        leader = runs[best] if best else next(iter(runs.values()))
+        findings = _over_all(jobs, best, tied, leader, ends[best].n if best else 0)
+    return SweepReport(jobs, best, tied, findings, list(waiting))
 
 
 def end_of(run: RunRecords) -> Accuracy | None:
     """The last evaluation of a run at its own settings, none where a guard stopped it or went on at a tenth of its rate.
 
-    So neither its beginning nor another rate makes it the best.
+    So neither its beginning nor another rate makes it the best; nor does what it was before the first update.
     """
-    seen = run.accuracies()
+    seen = [accuracy for accuracy in run.accuracies() if accuracy.step > 0]
     return seen[-1] if seen and run.summary.get("status") != "diverged" and not run.rolled_back else None
 
 

@@ -15,7 +15,7 @@ from agent_tunix.workflows.diagnosis.records import Accuracy, RunRecords, finite
 from agent_tunix.workflows.diagnosis.remedies import value_text
 from agent_tunix.workflows.diagnosis.sweep import RATE, SweepReport, end_of, examine_sweep
 from agent_tunix.workflows.report.chart import Chart, Colour, Mark, Series, hue, on_scale, places
-from agent_tunix.workflows.report.verdict import Standing, percent, status_of
+from agent_tunix.workflows.report.verdict import Standing, percent
 from agent_tunix.workflows.sweep_folder import job_folders
 
 WIDE = 8  # times the least value: from there on values are laid out by their logarithm
@@ -70,7 +70,7 @@ def read_candidates(folder: Path) -> tuple[list[Candidate], SweepReport | None]:
 
 def _status(run: RunRecords) -> str:
     """How a candidate ended; one that was rolled back did not end at its own rate."""
-    status = status_of(run)
+    status = run.status
     return "rolled back" if status == "completed" and run.rolled_back else status
 
 

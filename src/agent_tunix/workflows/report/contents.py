@@ -26,7 +26,7 @@ from agent_tunix.workflows.report.finder import finder_sections, finder_verdict,
 from agent_tunix.workflows.report.plain import bounded, plain
 from agent_tunix.workflows.report.samples import columns
 from agent_tunix.workflows.report.settings import settings
-from agent_tunix.workflows.report.verdict import Verdict, percent, run_verdict, status_of, sweep_verdict
+from agent_tunix.workflows.report.verdict import Verdict, percent, run_verdict, sweep_verdict
 from agent_tunix.workflows.sweep_folder import job_folders
 
 Tile = tuple[str, str, str]  # name, value, detail
@@ -179,7 +179,7 @@ def _tiles(run: RunRecords, ramp: bool) -> list[Tile]:
             tiles.append((name, " → ".join(ends), f"95 % interval {100 * low:.1f} to {100 * high:.1f} %"))
     seconds = run.summary.get("seconds")
     took = f"in {seconds:,.0f} s" if finite(seconds) else ""
-    tiles.append(("updates", str(run.steps), ", ".join(filter(None, [status_of(run), took]))))
+    tiles.append(("updates", str(run.steps), ", ".join(filter(None, [run.status, took]))))
     rate, schedule = _shown(run.setting("optimizer.learning_rate")), _shown(run.setting("scheduler.scheduler_name"))
     if ramp:
         rates = run.values("lr")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from agent_tunix.workflows.diagnosis.examination import Report
 from agent_tunix.workflows.diagnosis.finding import Severity
-from agent_tunix.workflows.diagnosis.records import TOLD_APART, Accuracy, RunRecords, difference, finite
+from agent_tunix.workflows.diagnosis.records import TOLD_APART, Accuracy, RunRecords, difference
 from agent_tunix.workflows.diagnosis.signs import reward_or_loss
 
 NAMED = 4  # candidates in one sentence
@@ -42,17 +42,9 @@ def with_interval(seen: Accuracy) -> str:
     return f"{percent(seen.share)} (95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
 
 
-def status_of(run: RunRecords) -> str:
-    """What the summary says, unless it is of a run that was gone on with since."""
-    status, steps = run.summary.get("status"), run.summary.get("steps")
-    last = max((step for step, _ in run.series("lr")), default=0)
-    outrun = isinstance(steps, int | float) and finite(steps) and last > steps
-    return status if isinstance(status, str) and not outrun else "unfinished"
-
-
 def run_verdict(run: RunRecords, report: Report) -> Verdict:
     """The doctor's verdict, what became of the accuracy, and how the run ended."""
-    status = status_of(run)
+    status = run.status
     ills = [finding.illness for finding in report.findings if finding.severity != Severity.MILD]
     lead = f"Ill ({', '.join(ills)})" if ills else LEADS[report.verdict]
     mood = MOODS.get(report.verdict, "unsure")

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from omegaconf import OmegaConf
 
-from agent_tunix.config.tuning import MOST_RATES
+from agent_tunix.config.load import config_folder
+from agent_tunix.config.tuning import MOST_RATES, TuneConfig
 from agent_tunix.engine.metrics import Record, replace_text
-from agent_tunix.workflows.diagnosis.records import Accuracy
+from agent_tunix.workflows.diagnosis.records import TOLD_APART, Accuracy, difference
 from agent_tunix.workflows.diagnosis.remedies import join, less, value_text
 from agent_tunix.workflows.plan import Plan
 from agent_tunix.workflows.report.page import report_on
@@ -22,7 +23,7 @@ from agent_tunix.workflows.tuning.stages import LR_MIN, RATE, Settings, candidat
 HEAD = """# @package _global_
 # Found by agent-tunix tune. {verdict}
 # In conf/experiment/best.yaml it is +experiment=best, and beside another '+experiment=[quick_test,best]';
-# in conf/optimizer/best.yaml it is optimizer=best.
+# in conf/optimizer/best.yaml it is optimizer=best, beside which an experiment that sets a rate itself overrules it.
 """
 
 
@@ -60,9 +61,16 @@ def best_yaml(s: Session, changed: Settings) -> str:
     schedule = {"override /scheduler@_global_.scheduler": s.base.scheduler.scheduler_name}
     tree: Record = {"defaults": [schedule, "_self_"]}
     tree["optimizer"] = {key: value for key, value in optimizer.items() if value is not None}
-    if LR_MIN in changed:
-        tree["scheduler"] = {"lr_min": changed[LR_MIN]}
+    own = _of_schedule(s.cfg) | ({"lr_min": changed[LR_MIN]} if LR_MIN in changed else {})
+    tree |= {"scheduler": own} if own else {}
     return HEAD.format(verdict=s.record["verdict"]) + OmegaConf.to_yaml(OmegaConf.create(tree))
+
+
+def _of_schedule(cfg: TuneConfig) -> Record:
+    """What the user's schedule has otherwise than the file of its name."""
+    shipped = OmegaConf.load(config_folder() / "scheduler" / f"{cfg.scheduler.scheduler_name}.yaml")
+    own = cfg.scheduler.model_dump(mode="json")
+    return {key: value for key, value in own.items() if value != OmegaConf.select(shipped, key)}
 
 
 def starts(s: Session, found: Best) -> list[Accuracy]:
@@ -73,8 +81,12 @@ def starts(s: Session, found: Best) -> list[Accuracy]:
 
 
 def gained(before: Sequence[Accuracy], after: Sequence[Accuracy]) -> bool:
-    """Whether training did more than noise, as far as is known."""
-    return not before or paired_difference(before, after).low > 0
+    """Whether training did more than noise, as far as is known: over the seeds, or with each of them by itself.
+
+    Two seeds that gain much, but not equally much, leave Student's interval for their mean too wide to say anything.
+    """
+    each = all(difference(one, other).z >= TOLD_APART for one, other in zip(before, after, strict=False))
+    return not before or each or paired_difference(before, after).low > 0
 
 
 def _verdict(s: Session, plan: Plan, found: Best, whole: bool, words: str) -> str:
@@ -97,7 +109,8 @@ def _within_noise(found: Best) -> str:
 
 def _unmoved(s: Session) -> str:
     same = [stage["title"].lower() for stage in s.record["stages"] if stage.get("no_difference")]
-    return f"No difference within noise between the values that were tried of {', '.join(same)}." if same else ""
+    far = "No difference within noise, as far as they were trained, between the values that were tried of"
+    return f"{far} {', '.join(same)}." if same else ""
 
 
 def at_the_edge(s: Session, settings: Settings) -> str:

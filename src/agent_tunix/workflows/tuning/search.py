@@ -57,7 +57,7 @@ def run_stage(s: Session, stage: Stage, settings: Settings) -> float:
     alive, history = list(stage.values), list[list[Result]]()
     for rung, place in enumerate(s.places):
         s.train([trials[value] for value in alive], place)
-        history.append(results := [Result(value, trials[value].accuracy(place)) for value in alive])
+        history.append(results := [Result(value, trials[value].measured(place)) for value in alive])
         if place < s.end:
             alive = [r.value for r in survivors(results, stage.incumbent, kept(len(stage.values), rung + 1))]
         entry["rungs"].append(wording.rung(place, results, jobs, alive))
@@ -97,7 +97,7 @@ def run_finalists(s: Session, settings: Settings) -> Best:
     trials = [s.trial(FINALISTS, i, {**one, "seed": seed}) for i, (one, seed) in enumerate(plan)]
     s.train(trials, s.end)
     lost = Accuracy(s.end, 0.0, own.n)  # a run that diverged is worth nothing
-    found = [trial.accuracy(s.end) or lost for trial in trials]
+    found = [trial.measured(s.end) or lost for trial in trials]
     groups = [found[i : i + seeds] for i in range(0, len(found), seeds)]
     best = best_finalist(groups)
     entry["rungs"] = [wording.finalists_rung(s.end, finalists, groups)]

@@ -59,7 +59,8 @@ def tied(one: Accuracy, other: Accuracy) -> bool:
 def ranked(results: Sequence[Result], incumbent: float) -> list[Result]:
     """Those that have an accuracy, the best first; an incumbent that noise does not tell from the best comes before it.
 
-    Of equal ones the value nearer to the incumbent comes first.
+    Of equal ones the value nearer to the incumbent comes first, by their ratio, and of two as near the higher: where
+    nothing has moved yet, it is the one that may.
     """
     measured = [(result, result.accuracy) for result in results if result.accuracy is not None]
     if not measured:
@@ -69,9 +70,16 @@ def ranked(results: Sequence[Result], incumbent: float) -> list[Result]:
     def place(pair: tuple[Result, Accuracy]) -> tuple:
         result, accuracy = pair
         kept = result.value == incumbent and tied(accuracy, best)
-        return not kept, -accuracy.share, abs(result.value - incumbent), result.value
+        return not kept, -accuracy.share, _apart(result.value, incumbent), -result.value
 
     return [result for result, _ in sorted(measured, key=place)]
+
+
+def _apart(value: float, incumbent: float) -> float:
+    """How many times greater or less; rounded, as 3 and 1/3 are equally far from 1."""
+    if value == incumbent:
+        return 0.0
+    return round(abs(math.log10(value / incumbent)), 1) if value > 0 and incumbent > 0 else math.inf
 
 
 def survivors(results: Sequence[Result], incumbent: float, most: int) -> list[Result]:

@@ -19,11 +19,12 @@ from agent_tunix.config.schema import Config
 from agent_tunix.config.tuning import TuneConfig
 from agent_tunix.engine.guard import Interruption
 from agent_tunix.engine.metrics import Record, read_records, replace_text
+from agent_tunix.errors import UserError
 from agent_tunix.workflows import setup, sweep
 from agent_tunix.workflows.diagnosis.records import Accuracy
 from agent_tunix.workflows.diagnosis.remedies import less, value_text
 from agent_tunix.workflows.display import say
-from agent_tunix.workflows.sweep_folder import read_index
+from agent_tunix.workflows.sweep_folder import read_index, results
 from agent_tunix.workflows.tuning.halving import Price
 from agent_tunix.workflows.tuning.stages import Settings, candidate, possible
 
@@ -58,6 +59,14 @@ class Trial:
             if record["split"] == "validation" and record["step"] == step:
                 return Accuracy(step, record["accuracy"], record["n"])
         return None
+
+    def measured(self, step: int) -> Accuracy | None:
+        """The same after training to there; None where it diverged on the way, and nothing else may be the reason."""
+        found = self.accuracy(step)
+        if found is None and results(self.job.folder)["status"] != "diverged":
+            where = self.job.folder / "evals.jsonl"
+            raise UserError(f"{where} lacks the evaluation after {step} updates, which was made; choose another folder.")
+        return found
 
 
 @dataclasses.dataclass

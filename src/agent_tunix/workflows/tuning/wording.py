@@ -30,10 +30,13 @@ def rung(place: int, results: Sequence[Result], jobs: Mapping[Any, str], going_o
 def stage_conclusion(stage: Stage, chosen: float, end: Accuracy, others: Sequence[Standing]) -> str:
     """The chosen value, and how each other one stood when both were last measured."""
     said = [f"{chosen:g} ends at {over_seeds([end])} held-out accuracy."]
-    same = [_against(one) for one in others if one.tied]
+    tied = [one for one in others if one.tied]
+    same, early = ([_against(one) for one in tied if (one.chosen.step < end.step) is soon] for soon in (False, True))
     if same:
         kept = f", so {chosen:g} is kept" if chosen == stage.incumbent else ""
         said.append(f"No difference within noise: {', '.join(same)}{kept}.")
+    if early:
+        said.append(f"Set aside before there was a difference: {', '.join(early)}.")
     worse = [_against(one) for one in others if not one.tied]
     return " ".join([*said, *([f"Behind beyond noise: {', '.join(worse)}."] if worse else [])])
 

@@ -96,3 +96,22 @@ def test_no_more_generated_problems_are_advised_than_there_are(config):
     (finding,) = examine_sweep(runs).findings
     assert finding.illness == "no difference within noise"
     assert "evaluation.num_examples=5760" in finding.remedy
+
+
+@pytest.mark.parametrize("cut", ["a job interrupted", "a job not begun"])
+def test_a_grid_is_not_judged_before_all_of_it_has_ended(config, cut):
+    runs = sweep_of(config, [(1e-6, 0.6, 0.1), (1e-5, 0.95, 0.1)])
+    waiting = ["2"] if cut == "a job not begun" else []
+    if not waiting:
+        runs["0"] = dataclasses.replace(runs["0"], summary={**runs["0"].summary, "status": "interrupted"})
+    report = examine_sweep(runs, waiting)
+    assert (report.best, report.findings, report.waiting) == ("1", [], waiting)
+    assert [job.ended for job in report.jobs] == [bool(waiting), True]
+
+
+def test_what_a_job_was_before_its_first_update_is_not_what_it_came_to(config):
+    runs = sweep_of(config, [(1e-6, 0.6, 0.1), (1e-5, 0.95, 0.1)])
+    begun = {name: dataclasses.replace(run, evals=[r for r in run.evals if r["step"] == 0]) for name, run in runs.items()}
+    assert all(run.accuracies() for run in begun.values())
+    report = examine_sweep(begun)
+    assert (report.best, [job.accuracy for job in report.jobs]) == (None, [None, None])

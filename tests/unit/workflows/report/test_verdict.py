@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agent_tunix.workflows import doctor
 from agent_tunix.workflows.diagnosis.examination import examine
 from agent_tunix.workflows.diagnosis.records import Z95, Accuracy
-from agent_tunix.workflows.report.verdict import Standing, listed, run_verdict, status_of, sweep_verdict
+from agent_tunix.workflows.report.verdict import Standing, listed, run_verdict, sweep_verdict
 
 
 @given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
@@ -63,10 +63,10 @@ def test_how_it_ended_is_said(write_run, tmp_path, status, mood, lead, ending):
 
 def test_a_run_that_went_on_after_its_summary_has_not_ended(write_run, tmp_path):
     folder = write_run(tmp_path / "run", status="interrupted")
-    assert status_of(doctor.read(folder)) == "interrupted"
+    assert doctor.read(folder).status == "interrupted"
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"step": 25, "lr": 1e-5}\n')
-    assert status_of(doctor.read(folder)) == "unfinished"
+    assert doctor.read(folder).status == "unfinished"
     assert verdict(folder).mood == "going"
 
 

@@ -38,18 +38,29 @@ def test_a_best_coarse_rate_beyond_which_a_fine_one_was_tried_is_not():
 
 
 @pytest.mark.parametrize(
-    ("ends", "more"), [([0.4, 0.4], False), ([0.9, 0.4], False), ([0.2, 0.2], False), ([0.9, 0.88], True)]
+    ("ends", "more"),
+    [([0.4, 0.4], False), ([0.9, 0.4], False), ([0.2, 0.2], False), ([0.9, 0.88], True), ([0.98, 0.7], True)],
 )
 def test_what_one_seed_gained_and_the_other_did_not_may_be_noise(ends, more):
+    """What both gained is not, however far apart they end."""
     assert gained([Accuracy(0, 0.4, 200)] * 2, [Accuracy(40, end, 200) for end in ends]) is more
 
 
 def test_a_rate_below_lr_min_is_written_with_one_that_it_goes_with(config):
     base = validate(config, Config)
-    s: Any = SimpleNamespace(base=base, record={"verdict": "So it is."})
+    s: Any = SimpleNamespace(base=base, cfg=base, record={"verdict": "So it is."})
     for rate, schedule in ((1e-8, {"lr_min": 1e-9}), (1e-5, None)):
         written = OmegaConf.create(best_yaml(s, possible(base, {RATE: rate})))
         assert (written.optimizer.learning_rate, written.get("scheduler")) == (rate, schedule)
+
+
+def test_what_the_schedule_has_of_its_own_is_written_as_it_is_in_the_whole_run(config):
+    """Not as it was shortened for candidates, and no more than differs from the file of its name."""
+    own = {"scheduler_name": "wsd", "warmup_steps": 20, "total_steps": None, "lr_min": 1e-7, "decay_ratio": 0.5}
+    whole, short = (validate({**config, "scheduler": own | {"warmup_steps": n}}, Config) for n in (20, 2))
+    s: Any = SimpleNamespace(base=short, cfg=whole, record={"verdict": "So it is."})
+    written = OmegaConf.create(best_yaml(s, possible(short, {RATE: 1e-5})))
+    assert written.scheduler == {"warmup_steps": 20, "decay_ratio": 0.5}
 
 
 def test_a_start_that_is_not_known_takes_no_gain_away():

@@ -19,7 +19,7 @@ def session(finalists: int, seeds: int) -> Any:
     """A search whose stages are done; a setting ends with every seed as it did before."""
 
     def trial(stage: str, number: int, settings: dict) -> Any:
-        return SimpleNamespace(accuracy=lambda step: ended(ENDS[settings[RATE]]))
+        return SimpleNamespace(measured=lambda step: ended(ENDS[settings[RATE]]))
 
     tune = SimpleNamespace(finalists=finalists, seeds=seeds)
     found = [(settings, ended(ENDS[settings[RATE]])) for settings in (WORSE, OWN, LOST, BETTER)]

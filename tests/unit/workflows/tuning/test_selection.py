@@ -72,7 +72,12 @@ def test_a_known_sweep_has_its_known_answer():
 
 
 def test_equals_give_way_to_the_value_nearer_to_the_incumbent():
-    assert [r.value for r in ranked(results({1e-7: 50, 1e-6: 50, 1e-4: 50}), 1e-5)] == [1e-6, 1e-7, 1e-4]
+    assert [r.value for r in ranked(results({1e-7: 50, 1e-6: 50, 3e-5: 50, 1e-3: 50}), 1e-5)] == [3e-5, 1e-6, 1e-3, 1e-7]
+    assert [r.value for r in ranked(results({0.0: 50, 0.1: 50, 0.2: 50}), 0.05)] == [0.1, 0.2, 0.0]
+
+
+def test_of_two_values_as_near_the_higher_goes_on_where_nothing_has_moved():
+    assert [r.value for r in survivors(results({3e-4: 50, 1e-3: 50, 3e-3: 50}), 1e-3, 2)] == [1e-3, 3e-3]
 
 
 def test_standings_compare_each_value_where_both_were_last():

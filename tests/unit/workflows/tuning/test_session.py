@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from agent_tunix.errors import UserError
 from agent_tunix.workflows.diagnosis.records import Accuracy
 from agent_tunix.workflows.tuning.halving import Price
-from agent_tunix.workflows.tuning.session import Session
+from agent_tunix.workflows.tuning.session import Session, Trial
 
 
 def trial(begun: bool, measured: bool = False) -> Any:
@@ -24,3 +25,15 @@ def test_a_rung_takes_what_is_left_of_the_way_to_it(trials, seconds):
     """From the rung before, or from the start; what has been there takes nothing."""
     search: Any = SimpleNamespace(places=[10, 20, 40], price=Price(update=1.0, rung=3.0))
     assert Session._need(search, trials, 20) == seconds
+
+
+def test_an_evaluation_that_is_lost_is_not_taken_for_divergence(tmp_path):
+    """A candidate that has been at a rung was evaluated there, unless it diverged."""
+    one = Trial({}, SimpleNamespace(folder=tmp_path))  # type: ignore[arg-type]
+    (tmp_path / "summary.json").write_text('{"status": "diverged"}')
+    assert one.measured(20) is None
+    (tmp_path / "summary.json").write_text('{"status": "completed"}')
+    with pytest.raises(UserError, match=r"evals\.jsonl lacks the evaluation after 20 updates"):
+        one.measured(20)
+    (tmp_path / "evals.jsonl").write_text('{"step": 20, "split": "validation", "accuracy": 0.5, "n": 200}\n')
+    assert one.measured(20) == Accuracy(20, 0.5, 200)

@@ -20,7 +20,8 @@ def test_no_difference_within_noise_is_said_plainly():
     others = [Standing(0.0, Accuracy(10, 0.89, 200), MIDDLE), Standing(0.2, Accuracy(40, 0.95, 200), END)]
     assert wording.stage_conclusion(WARM_UP, 0.1, END, others) == (
         "0.1 ends at 96.5 % (93.0 to 98.3) held-out accuracy. No difference within noise: "
-        "0 (89.0 % against 90.0 % at 10 updates), 0.2 (95.0 % against 96.5 % at 40 updates), so 0.1 is kept."
+        "0.2 (95.0 % against 96.5 % at 40 updates), so 0.1 is kept. "
+        "Set aside before there was a difference: 0 (89.0 % against 90.0 % at 10 updates)."
     )
 
 
