@@ -114,7 +114,7 @@ def examine(run: RunRecords) -> Report:
     findings = diagnose(run)
     if any(finding.severity != Severity.MILD for finding in findings):
         verdict = "ill"
-    elif learnt(run) or (near_ceiling(run) and run.steps >= SHORT) or any(f.illness == "a control" for f in findings):
+    elif learnt(run) or (run.steps >= SHORT and (near_ceiling(run) or any(f.illness == "a control" for f in findings))):
         verdict = "healthy"
     else:
         verdict = "too short" if run.steps < SHORT else "undecided"

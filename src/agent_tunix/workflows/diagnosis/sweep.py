@@ -93,13 +93,14 @@ def _varied(runs: Sequence[RunRecords]) -> list[str]:
     return [key for key in keys if len({repr(table.get(key)) for table in tables}) > 1]
 
 
-def _next_sweep(leader: RunRecords, grid: Sequence[float], evaluated_on: int | None = None) -> str:
-    """The command of a sweep over these rates, which has all else from one run."""
+def _next_sweep(leader: RunRecords, dropped: Sequence[str], grid: Sequence[float], evaluated_on: int | None = None) -> str:
+    """The command of a sweep over these rates, which has all else from one run, but for the keys that are dropped."""
     changes = possible(leader, {RATE: rounded(min(grid))})
     changes[RATE] = ",".join(f"{min(1.0, rounded(rate)):g}" for rate in grid)
     if evaluated_on:
         changes["evaluation.num_examples"] = evaluated_on
-    return join(["--multirun", *less(leader.overrides, *changes), *(f"{k}={v}" for k, v in reversed(changes.items()))])
+    own = less(leader.overrides, *changes, *dropped)
+    return join(["--multirun", *own, *(f"{k}={v}" for k, v in reversed(changes.items()))])
 
 
 def _over_all(
@@ -109,7 +110,7 @@ def _over_all(
     rates = sorted({float(rate) for job in jobs if isinstance(rate := job.settings.get(RATE), int | float)})
     if len(rates) < 2:
         return []
-    sweep = partial(_next_sweep, leader)
+    sweep = partial(_next_sweep, leader, [key for key in jobs[0].settings if key == "seed"])  # a better seed is luck
     low, high = rates[0], rates[-1]
     if all(job.illnesses & FLAT for job in jobs):
         evidence = f"no job from {low:g} to {high:g} learns as it should"

@@ -173,6 +173,7 @@ def test_a_run_under_way_is_not_blamed_for_what_it_has_not_done_yet(config, so_f
 def test_a_control_is_not_called_ill_for_learning_nothing(config):
     run = run_of(changed(config, grpo__shuffle_advantages=True), accuracies=(0.4, 0.4), kl=1e-6, **FLAT_REWARD)
     assert examine(run).verdict == "healthy"
+    assert examine(dataclasses.replace(run, metrics=run.metrics[:2])).verdict == "too short", "as any other run"
 
 
 @pytest.mark.parametrize(

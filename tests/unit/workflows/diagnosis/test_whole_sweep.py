@@ -115,3 +115,14 @@ def test_what_a_job_was_before_its_first_update_is_not_what_it_came_to(config):
     assert all(run.accuracies() for run in begun.values())
     report = examine_sweep(begun)
     assert (report.best, [job.accuracy for job in report.jobs]) == (None, [None, None])
+
+
+def test_the_next_sweep_does_not_keep_to_the_seed_of_the_best_job(config):
+    """Where seeds were swept too; that of a sweep with one is kept."""
+    for seeds, kept in (((1, 2), False), ((7, 7), True)):
+        runs = {
+            str(n): run_of({**changed(config, optimizer__learning_rate=rate), "seed": seed}, accuracies=(0.4, end), kl=0.1)
+            for n, (rate, end, seed) in enumerate(zip((1e-6, 1e-5), (0.6, 0.95), seeds, strict=True))
+        }
+        (finding,) = examine_sweep(runs).findings
+        assert (f"seed={seeds[1]}" in finding.remedy) is kept
