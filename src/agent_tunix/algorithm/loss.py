@@ -174,7 +174,7 @@ def _rounded_odds(hidden_nD, tokens_n, sharpness_n, embed_VD, kept: bool) -> tup
     if not _kernel_serves(hidden_nD, embed_VD):
         odds_nV, *of_rows = _odds(hidden_nD, tokens_n, sharpness_n, embed_VD)
         return (*of_rows, odds_nV.astype(embed_VD.dtype)) if kept else tuple(of_rows)
-    from agent_tunix.algorithm import odds_kernel  # by which others than GPUs need not wait for Mosaic's import
+    from agent_tunix.algorithm import odds_kernel  # here, as importing Mosaic takes a while and few machines need it
 
     own_n = sharpness_n * jnp.einsum("nd,nd->n", hidden_nD, embed_VD[tokens_n], preferred_element_type=jnp.float32)
     found = odds_kernel.odds(hidden_nD, embed_VD, own_n, sharpness_n, most=GREATEST_LOG_ODDS, kept=kept)
