@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -56,8 +57,8 @@ def diagnose(folder: Path) -> Report | SweepReport:
     if (folder / "tune.json").is_file():
         raise UserError(f"{folder} is a search; give one of its stages, as in {folder / '1-coarse-rate'}.")
     if jobs and not (folder / "config.yaml").is_file():
-        begun = {job.name: read(job) for job in jobs}
-        return examine_sweep(begun, [job["job"] for job in read_index(folder)["jobs"] if job["job"] not in begun])
+        runs, others = read_jobs(folder)
+        return examine_sweep(runs, others) if runs else examine(read(jobs[0]))  # which says why it cannot be read
     return examine(read(folder))
 
 
@@ -69,6 +70,16 @@ def read(folder: Path) -> RunRecords:
     """A run's records, with the overrides that lead to its configuration again."""
     run = read_run(folder)
     return dataclasses.replace(run, overrides=OwnOverrides(run.config))
+
+
+def read_jobs(folder: Path) -> tuple[dict[str, RunRecords], list[str]]:
+    """The records of a sweep's jobs, and the names of those without: not begun, or with a configuration cut short."""
+    runs = {}
+    for job in job_folders(folder):
+        with contextlib.suppress(UserError):
+            runs[job.name] = read(job)
+    named = {job.name for job in job_folders(folder)} | {job["job"] for job in read_index(folder)["jobs"]}
+    return runs, sorted(named - runs.keys(), key=int)
 
 
 def as_json(folder: Path, report: Report | SweepReport) -> dict[str, Any]:
@@ -92,7 +103,7 @@ def show_run(folder: Path, report: Report, console: Console) -> None:
 
 
 def show_sweep(folder: Path, report: SweepReport, console: Console) -> None:
-    count = len(report.jobs) + len(report.waiting)
+    count = len(report.jobs) + len(report.others)
     say(console, f"{folder}: a sweep of {count} job{'' if count == 1 else 's'}\n")
     width = max(len(job.label) for job in report.jobs)
     for job in report.jobs:
@@ -100,12 +111,12 @@ def show_sweep(folder: Path, report: SweepReport, console: Console) -> None:
         state = ", ".join(sorted(job.illnesses)) or job.report.verdict
         state += "" if job.ended else f" ({job.status} after {job.steps} updates)"
         say(console, f"  {job.name:>3}  {job.label:{width}}  held-out accuracy {accuracy:>6}  {state}")
-    if report.waiting:
-        say(console, f"  not begun: {', '.join(report.waiting)}")
+    if report.others:
+        say(console, f"  not begun, or not to be read: {', '.join(report.others)}")
     best = next((job for job in report.jobs if job.name == report.best), None)
     if best is not None:
         tied = f"; not told from it by noise: {', '.join(report.tied)}" if report.tied else ""
-        so_far = "" if not report.waiting and all(job.ended for job in report.jobs) else " so far"
+        so_far = "" if report.ended else " so far"
         say(console, f"\nBest{so_far}: job {best.name}  {best.label}  ({best.accuracy:.1%}){tied}")
     _show_findings(report.findings, console)
 

@@ -49,11 +49,15 @@ class SweepReport:
     best: str | None  # the job of the highest final accuracy
     tied: list[str]  # jobs that noise does not tell from it
     findings: list[Finding]
-    waiting: list[str]  # jobs that have not begun
+    others: list[str]  # jobs that have not begun, or cannot be read
+
+    @property
+    def ended(self) -> bool:
+        return not self.others and all(job.ended for job in self.jobs)
 
 
-def examine_sweep(runs: Mapping[str, RunRecords], waiting: Sequence[str] = ()) -> SweepReport:
-    """Of the jobs that have begun; the grid as a whole is judged when all have ended."""
+def examine_sweep(runs: Mapping[str, RunRecords], others: Sequence[str] = ()) -> SweepReport:
+    """Of the jobs that there is something to say of; the grid as a whole is judged when all have ended."""
     varied = _varied(list(runs.values()))
     jobs = [
         Job(
@@ -70,11 +74,10 @@ def examine_sweep(runs: Mapping[str, RunRecords], waiting: Sequence[str] = ()) -
     ends = {name: end for name, run in runs.items() if (end := end_of(run))}
     best = max(ends, key=lambda name: ends[name].share, default=None)
     tied = [name for name in ends if best and name != best and difference(ends[name], ends[best]).z < TOLD_APART]
-    findings = list[Finding]()
-    if not waiting and all(job.ended for job in jobs):
-        leader = runs[best] if best else next(iter(runs.values()))
-        findings = _over_all(jobs, best, tied, leader, ends[best].n if best else 0)
-    return SweepReport(jobs, best, tied, findings, list(waiting))
+    report = SweepReport(jobs, best, tied, [], list(others))
+    leader = runs[best] if best else next(iter(runs.values()))
+    findings = _over_all(jobs, best, tied, leader, ends[best].n if best else 0) if report.ended else []
+    return dataclasses.replace(report, findings=findings)
 
 
 def end_of(run: RunRecords) -> Accuracy | None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from agent_tunix.engine.metrics import Record
-from agent_tunix.errors import UserError
 from agent_tunix.workflows import doctor
 from agent_tunix.workflows.diagnosis.examination import Report
 from agent_tunix.workflows.diagnosis.records import Accuracy, RunRecords, finite, late, read_object
@@ -51,13 +50,13 @@ class Candidate:
 
 def read_candidates(folder: Path) -> tuple[list[Candidate], SweepReport | None]:
     """All jobs of a sweep, those with a folder first examined together; and what the doctor says of the whole."""
-    runs, unreadable = {}, []
-    for job in job_folders(folder):
-        try:
-            runs[job.name] = doctor.read(job)
-        except UserError:  # its configuration is being written, or was cut short
-            unreadable.append(Candidate(job.name, f"job {job.name}", "config.yaml cannot be read", {}))
-    report = examine_sweep(runs) if runs else None
+    runs, others = doctor.read_jobs(folder)
+    unreadable = [  # their configuration is being written, or was cut short
+        Candidate(job.name, f"job {job.name}", "config.yaml cannot be read", {})
+        for job in job_folders(folder)
+        if job.name in others
+    ]
+    report = examine_sweep(runs, others) if runs else None
     jobs = report.jobs if report else []
     drawn = _colours([job.settings for job in jobs])
     found = [

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up_runs import HEALTHY
 from omegaconf import OmegaConf
+from rich.console import Console
 
 from agent_tunix.workflows import doctor
 from agent_tunix.workflows.diagnosis.examination import diagnose, early_warnings, examine
@@ -23,6 +24,22 @@ def test_records_cut_short_or_broken_are_read_as_far_as_they_go(tmp_path, config
     (tmp_path / "summary.json").write_text("{")
     report = doctor.diagnose(tmp_path)
     assert report.findings[0].evidence.startswith("loss is not finite at step 1")
+
+
+def test_a_sweep_is_read_without_the_jobs_that_cannot_be_and_says_so(tmp_path, config, capsys):
+    """Job 0 was cut short after its first evaluation, job 1 while its configuration was written, job 2 has not begun."""
+    for name in "01":
+        (tmp_path / name).mkdir()
+    OmegaConf.save(OmegaConf.create(config), tmp_path / "0" / "config.yaml")
+    (tmp_path / "1" / "config.yaml").write_text("optimizer: {learning_rate: 1e-5")
+    (tmp_path / "0" / "evals.jsonl").write_text('{"step": 0, "split": "validation", "accuracy": 0.5, "n": 200}\n')
+    (tmp_path / "sweep.json").write_text(json.dumps({"jobs": [{"job": name, "overrides": []} for name in "012"]}))
+    doctor.show(tmp_path, doctor.diagnose(tmp_path), Console(width=200))
+    said = capsys.readouterr().out
+    assert "a sweep of 3 jobs" in said
+    assert "too short (unfinished after 0 updates)" in said
+    assert "not begun, or not to be read: 1, 2" in said
+    assert "Best" not in said
 
 
 KEYS = ["step", "reward/mean", "reward/answer", *HEALTHY]
