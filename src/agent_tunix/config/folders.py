@@ -1,7 +1,7 @@
-"""Folders that are made before it is known whether anything will be written: what stays empty is removed again.
+"""Whose a folder is; and folders that are made before it is known whether anything will be written there.
 
-Hydra makes the folder of a run before the run has checked its configuration, and writes `multirun.yaml` into that of a sweep
-before it has composed a job.
+What stays empty is removed again. Hydra makes the folder of a run before the run has checked its configuration, and writes
+`multirun.yaml` into that of a sweep before it has composed a job.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ def remove_empty(paths: Iterable[Path]) -> None:
     for path in paths:
         with contextlib.suppress(OSError):  # it is not there, holds something, or another process keeps it for itself
             if path.name != MULTIRUN:
-                _ask_for(path)
+                os.close(claim(path))
                 path.rmdir()
             elif os.listdir(path.parent) == [MULTIRUN]:
-                _ask_for(path.parent)
+                os.close(claim(path.parent))
                 path.unlink()
 
 
-def _ask_for(folder: Path) -> None:
-    """Raises an OSError where another process has claimed the folder, and may be about to write there."""
+def claim(folder: Path) -> int:
+    """Keeps a folder to this process until what is returned is closed; raises a BlockingIOError where another has it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise
-    except OSError:  # a disk that knows no locks
-        pass
-    finally:
         os.close(descriptor)
+        raise
+    except OSError:  # a disk that knows no locks, as some shared ones do not
+        pass
+    return descriptor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -16,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from agent_tunix.config import folders
 from agent_tunix.engine import processes
 from agent_tunix.engine.batch import Scored
 from agent_tunix.engine.curves import CurveFile
@@ -107,15 +107,10 @@ def claimed(path: Path) -> Iterator[None]:
 
 
 def _claim(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return folders.claim(path)
     except BlockingIOError as fault:
-        os.close(descriptor)
         raise UserError(f"{path} is being written by another process; let it end, or choose another folder.") from fault
-    except OSError:  # a disk that knows no locks, as some shared ones do not
-        pass
-    return descriptor
 
 
 def replace_text(path: Path, text: str) -> None:
