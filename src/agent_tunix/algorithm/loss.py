@@ -24,6 +24,7 @@ from agent_tunix.types import pytree
 LOGITS_BUDGET = 2**28  # float32 logits alive at once while log-probabilities are taken: 1 GiB
 GREATEST_LOG_ODDS = 60.0  # far beyond what is drawn, and e^60 for every token of a vocabulary adds up to a float32
 UNWRITTEN = 16  # times as many rows are taken at once where a kernel writes no more of them than sums
+TRIED = (0, 11)  # the first JAX with which that kernel has run, be it on a GPU or interpreted
 SHARES = 8  # of the sum over the vocabulary
 
 
@@ -184,7 +185,7 @@ def _rounded_odds(hidden_nD, tokens_n, sharpness_n, embed_VD, kept: bool) -> tup
 
 def _kernel_serves(hidden_nD: jax.Array, embed_VD: jax.Array) -> bool:
     """Whether odds can be taken while logits are multiplied: on one Hopper GPU, in bfloat16, in shapes that it can copy."""
-    if several_devices() or kernels.capability() != kernels.HOPPER:
+    if several_devices() or kernels.capability() != kernels.HOPPER or jax.__version_info__ < TRIED:
         return False
     (V, D), bfloat16 = embed_VD.shape, jnp.dtype(jnp.bfloat16)
     return hidden_nD.dtype == embed_VD.dtype == bfloat16 and D % 64 == 0 and V % 8 == 0
