@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from agent_tunix.config import folders
+from agent_tunix.config import folders, load
 from agent_tunix.config.continuation import anchored, resumed
 from agent_tunix.config.launch import Launch, launched
 from agent_tunix.config.load import C, config_folder, did_you_mean, hydra_arguments, missing_option, unreadable, validate
@@ -149,11 +149,11 @@ def run_sweep(composed: Sequence[JobReturn], fuse: str) -> list[float]:
         raise UserError(f"hydra.launcher.fuse={fuse}: must be one of {', '.join(typing.get_args(sweep.Fuse))}")
     jobs = [
         sweep.Job(
-            anchored(validate(typing.cast(DictConfig, job.cfg), Config)),
+            anchored(cfg),
             _relative(Path(job.hydra_cfg.hydra.runtime.output_dir)),  # type: ignore[union-attr]
             _given(job.overrides or ()),
         )
-        for job in composed
+        for cfg, job in zip(load.validate_all((job.cfg for job in composed), Config), composed, strict=True)  # type: ignore[misc]
     ]
     return [_accuracy(summary) for summary in sweep.run(jobs, jobs[0].folder.parent, console, typing.cast(sweep.Fuse, fuse))]
 

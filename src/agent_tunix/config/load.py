@@ -79,6 +79,26 @@ def unreadable(mistake: Exception) -> str:
 
 def validate(composed: DictConfig | Mapping[str, Any], kind: type[C]) -> C:
     """Resolves and checks a configuration; raises one UserError that lists every fault."""
+    (config,) = validate_all([composed], kind)
+    return config
+
+
+def validate_all(jobs: Iterable[DictConfig | Mapping[str, Any]], kind: type[C]) -> list[C]:
+    """The same of several, whose faults are told together, and once where they have them in common."""
+    configs, faults = list[C](), dict[str, None]()
+    for composed in jobs:
+        found = _checked(composed, kind)
+        if isinstance(found, list):
+            faults |= dict.fromkeys(found)
+        else:
+            configs.append(found)
+    if faults:
+        raise UserError(report(list(faults)))
+    return configs
+
+
+def _checked(composed: DictConfig | Mapping[str, Any], kind: type[C]) -> C | list[str]:
+    """A configuration, or its faults."""
     try:
         container = OmegaConf.to_container(composed, resolve=True) if OmegaConf.is_config(composed) else dict(composed)
     except OmegaConfBaseException as fault:
@@ -87,10 +107,8 @@ def validate(composed: DictConfig | Mapping[str, Any], kind: type[C]) -> C:
     try:
         config = kind.model_validate(container)
     except ValidationError as faults:
-        raise UserError(report([*_lines(faults, kind), *impossible])) from faults
-    if impossible:
-        raise UserError(report(impossible))
-    return config
+        return [*_lines(faults, kind), *impossible]
+    return impossible or config
 
 
 def _impossible(container: Any) -> Iterable[str]:

@@ -15,6 +15,7 @@ from agent_tunix.config.load import (
     read_config,
     unreadable,
     validate,
+    validate_all,
 )
 from agent_tunix.config.schema import Config, EvaluateConfig
 from agent_tunix.errors import UserError
@@ -247,3 +248,18 @@ def test_every_shipped_group_composes_and_is_valid():
                 assert validate(compose("config", [f"{plus}{group}={path.stem}"]), Config)
         for path in (config_folder() / "inference_config").glob("*.yaml"):
             assert validate(compose("evaluate", [f"inference_config={path.stem}"]), EvaluateConfig)
+
+
+def test_the_faults_of_several_jobs_are_told_together_and_once(composed):
+    def job(rate: float, eps: float) -> dict:
+        return {**composed, "optimizer": {**composed["optimizer"], "learning_rate": rate, "eps": eps}}
+
+    with pytest.raises(UserError) as told:
+        validate_all([job(-1, -3), job(1e-5, 1e-8), job(-2, -3)], Config)
+    assert str(told.value).splitlines() == [
+        "There are 3 faults in the configuration:",
+        "  optimizer.learning_rate=-1: must be greater than 0",
+        "  optimizer.eps=-3: must be greater than or equal to 1e-30",
+        "  optimizer.learning_rate=-2: must be greater than 0",
+    ]
+    assert [cfg.optimizer.eps for cfg in validate_all([job(1e-5, 1e-8), job(1e-5, 1e-7)], Config)] == [1e-8, 1e-7]

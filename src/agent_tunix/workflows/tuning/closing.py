@@ -85,8 +85,10 @@ def gained(before: Sequence[Accuracy], after: Sequence[Accuracy]) -> bool:
 
     Two seeds that gain much, but not equally much, leave Student's interval for their mean too wide to say anything.
     """
-    each = all(difference(one, other).z >= TOLD_APART for one, other in zip(before, after, strict=False))
-    return not before or each or paired_difference(before, after).low > 0
+    if not before:
+        return True
+    each = all(difference(one, other).z >= TOLD_APART for one, other in zip(before, after, strict=True))
+    return each or paired_difference(before, after).low > 0
 
 
 def _verdict(s: Session, plan: Plan, found: Best, whole: bool, words: str) -> str:
@@ -109,8 +111,10 @@ def _within_noise(found: Best) -> str:
 
 def _unmoved(s: Session) -> str:
     same = [stage["title"].lower() for stage in s.record["stages"] if stage.get("no_difference")]
-    far = "No difference within noise, as far as they were trained, between the values that were tried of"
-    return f"{far} {', '.join(same)}." if same else ""
+    if not same:
+        return ""
+    of = ", ".join(same)
+    return f"No difference within noise, as far as they were trained, between the values that were tried of {of}."
 
 
 def at_the_edge(s: Session, settings: Settings) -> str:
