@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import shlex
 import shutil
@@ -70,8 +71,10 @@ def assert_same_run(one: Path, other: Path):
 def test_a_fused_sweep_equals_its_jobs_run_alone(tmp_path):
     """Each job keeps its own numbers, data and noise; the one that diverges is frozen, and the others do not notice."""
     three = [dataclasses.replace(job, folder=tmp_path / "fused" / job.folder) for job in jobs(*JOBS)]
-    console = Console(quiet=True)
+    console = Console(file=io.StringIO(), width=400)
     results = sweep.run(three, tmp_path / "fused", console, "always")
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "[2] The run diverged at step" in said, "whose it is stands before it"
     assert [result["status"] for result in results] == ["completed", "completed", "diverged"]
     assert index(tmp_path / "fused")["mode"] == "fused"
     for job in three[:2]:

@@ -30,6 +30,7 @@ from agent_tunix.engine.metrics import Record, claimed, read_records
 from agent_tunix.engine.population import Foresight, Probe, alone, together
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.workflows import memory, setup
+from agent_tunix.workflows.diagnosis.records import FINISHED
 from agent_tunix.workflows.diagnosis.remedies import value_text
 from agent_tunix.workflows.display import Bars, say
 from agent_tunix.workflows.dry_run import USABLE, card, shapes
@@ -45,7 +46,6 @@ INPUTS = (  # numbers that the compiled programs take as inputs, or that only th
 )
 WORTH = 0.5  # fuse where a decode step of all costs less than this share of their steps one by one
 PROBES = 5
-FINISHED = ("completed", "diverged")
 Fuse = Literal["auto", "always", "never"]
 
 

@@ -24,6 +24,7 @@ Point = tuple[int, float]  # a step and what was measured there
 NUMBERS = (int, float)
 Z95 = 1.96  # standard errors on each side of a 95 % interval
 TOLD_APART = 2.0  # standard errors at which one accuracy is told from another
+FINISHED = ("completed", "diverged")  # what a run is that there is nothing more to do for
 PER_BATCH = ("reward/", "groups/", "completion/", "mismatch/")  # repeated in the record of each update from a batch
 
 

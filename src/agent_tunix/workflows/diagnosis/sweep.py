@@ -10,7 +10,7 @@ from typing import Any
 from agent_tunix.tasks import arithmetic
 from agent_tunix.workflows.diagnosis.examination import Report, examine
 from agent_tunix.workflows.diagnosis.finding import Finding, Severity
-from agent_tunix.workflows.diagnosis.records import TOLD_APART, Accuracy, RunRecords, difference
+from agent_tunix.workflows.diagnosis.records import FINISHED, TOLD_APART, Accuracy, RunRecords, difference
 from agent_tunix.workflows.diagnosis.remedies import join, leaves, less, possible, rounded, value_text
 
 RATE = "optimizer.learning_rate"
@@ -30,7 +30,7 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        return self.status in ("completed", "diverged")
+        return self.status in FINISHED
 
     @property
     def illnesses(self) -> set[str]:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from agent_tunix.workflows.diagnosis.examination import Report
 from agent_tunix.workflows.diagnosis.finding import Severity
-from agent_tunix.workflows.diagnosis.records import TOLD_APART, Accuracy, RunRecords, difference
+from agent_tunix.workflows.diagnosis.records import FINISHED, TOLD_APART, Accuracy, RunRecords, difference
 from agent_tunix.workflows.diagnosis.signs import reward_or_loss
 
 NAMED = 4  # candidates in one sentence
-ENDED = ("completed", "diverged", "rolled back")  # of a candidate: what it came to is all that it will come to
+ENDED = (*FINISHED, "rolled back")  # of a candidate: what it came to is all that it will come to
 GOING = ("unfinished", "running", "waiting")
 LEADS = {"healthy": "Healthy", "undecided": "Undecided", "too short": "Too short to judge"}
 MOODS = {"healthy": "good", "ill": "bad"}
