@@ -31,6 +31,7 @@ MOST_TEAMS, MOST_LAYERS = 8, 64
 MOST_BYTES = 2**27  # of a layer, by all teams, each of which reads it for itself; other kernels read it once
 MOST_PIECES = 10  # of 32 inputs, that a warp multiplies with at a time: more would not fit its registers
 PIECE = 512  # bytes of them
+PASSES = 2  # over the dimensions of a head, to add up what warps have seen
 SHARED_BYTES = 227 * 2**10
 COUNTERS, APART = 4, 8  # of a team, and how many numbers from one to the next: each in a sector of its own
 MISSING = np.uint32(2**32 - 1)  # a word that is not there yet
@@ -116,6 +117,7 @@ def _macros(arch: Architecture) -> dict[str, int | str]:
         "APART": APART,
         "RANK": RANK,
         "WARPS": WARPS,
+        "PASSES": PASSES,
         "SHARED_BYTES": SHARED_BYTES,
     }
 
@@ -146,7 +148,8 @@ def cuts(arch: Architecture, blocks: int) -> dict[str, int]:
     shares = max(n for n in (1, 2, 4, 8) if n == 1 or ROWS * arch.num_kv_heads * n <= blocks)
     cut = {"QKV_C": qkv, "QKV_SUB": min(qkv, WARPS // 2), "GATED_SUB": 1 + (arch.hidden_dim // 16 > blocks)}
     cut |= {"OUT_N": tiles(1), "DOWN_N": tiles(down), "DOWN_Z": down, "SHARES": shares}
-    return cut | {"LAYER_WORDS": _layer_words(arch, cut), "RING": _ring_slots(arch, cut)}
+    stage = _stage_bytes(arch, cut)
+    return cut | {"STAGE": stage, "RING": _ring_slots(arch, stage), "LAYER_WORDS": _layer_words(arch, cut)}
 
 
 def _down_shares(arch: Architecture) -> int:
@@ -167,10 +170,17 @@ def _layer_words(arch: Architecture, cut: dict[str, int]) -> int:
     return pairs + (shares > 1) * ROWS * shares * H * (HEAD // 2 + 1) + (down > 1) * down * tiles * 128
 
 
-def _ring_slots(arch: Architecture, cut: dict[str, int]) -> int:
-    """How many slots each warp gets of the shared memory that is left beside norms, angles and sums."""
+def _stage_bytes(arch: Architecture, cut: dict[str, int]) -> int:
+    """Shared memory that a stage has for itself: for sums of tiles over the warps, or for attention."""
     sums = max(2 * cut["QKV_SUB"], 4 * cut["GATED_SUB"], cut["OUT_N"], cut["DOWN_N"])
-    beside = max(sums * WARPS * PIECE, 2**14) + 4 * HEAD * 4 + 2 * arch.embed_dim * 2 + 4 * ROWS * WARPS * 4
+    heads = arch.num_heads // arch.num_kv_heads
+    attended = heads * (WARPS * (HEAD // PASSES + 4 + 2) + 1)
+    return max(sums * WARPS * PIECE, (heads + 1) * (HEAD + 32) * 2 + (HEAD + attended) * 4)
+
+
+def _ring_slots(arch: Architecture, stage: int) -> int:
+    """How many slots each warp gets of the shared memory that is left beside norms, angles and a stage's own."""
+    beside = stage + 4 * HEAD * 4 + 2 * arch.embed_dim * 2 + 4 * ROWS * WARPS * 4
     return (SHARED_BYTES - beside - 128) // (WARPS * (arch.embed_dim // (16 * WARPS) * PIECE + 16))
 
 
@@ -239,4 +249,4 @@ def _tiles(prompt: Segment, rows: int, slots: int) -> tuple[jax.Array, jax.Array
         return jnp.pad(x, ((0, 0), (0, rows * -(-slots // KEYS)), (0, 0), (0, 0)))
 
     keys = tiles(prompt.keys_LBSKN, (2, 8, 8, 4, 2, 2, 2), (5, 7, 4, 6, 8, 3, 9))
-    return keys, tiles(prompt.values_LBSKN, (4, 2, 2, 16, 2, 8), (6, 8, 3, 4, 7, 5))
+    return keys, tiles(prompt.values_LBSKN, (2, 4, 2, 16, 2, 8), (6, 8, 4, 3, 7, 5))

@@ -2,23 +2,21 @@
 // share that has the newest keys takes the token's own along and keeps them for the next.
 //
 // A tile of keys or values lies as lanes hold it as a left operand, sixteen keys, or sixteen dimensions, at a time. So
-// queries and probabilities are right operands, of eight columns of which the heads that share these keys fill the first.
+// queries and probabilities are right operands, of eight columns of which the heads that share these keys fill the first. Each
+// warp sees tiles of its own, without waiting for others; what they have seen is added up at the end.
 
 #pragma once
 #include "stream.cuh"
 
 constexpr int KEY_PIECES = STEPS < 4 ? 2 : STEPS < 8 ? 4 : 8;  // of a slot
-constexpr int KEY_SLOTS = HEAD / 16 / KEY_PIECES;
-constexpr int BLOCKS_OF_HEAD = HEAD / (16 * WARPS), VALUE_TILES = KEY_PIECES / BLOCKS_OF_HEAD;
+constexpr int KEY_SLOTS = HEAD / 16 / KEY_PIECES;              // of a tile of keys, and of values
 constexpr float LOWEST = -1e30f;
 
 struct Attending {
   bf16 q[PER_KV + 1][HEAD + 32];  // queries, and the token's own key
-  float value[HEAD];
-  float scores[PER_KV][WARPS * KEYS + 4], own_score[PER_KV], most[PER_KV], sum[PER_KV];
-  float attended[HEAD][PER_KV];
+  float value[HEAD], attended[PER_KV][WARPS][DIMS + 4], most[PER_KV][WARPS], sum[PER_KV][WARPS], own_score[PER_KV];
 };
-static_assert(sizeof(Attending) <= sizeof(Shared::stage) && PER_KV + 2 <= WARPS, "attention");
+static_assert(sizeof(Attending) <= STAGE && PER_KV + 2 <= WARPS && HEAD % (16 * PASSES) == 0, "attention");
 
 // Which of all prompts a row of a team follows; rows that fill up the team, the last of its policy.
 int prompt_of(int team, int row) {
@@ -112,78 +110,69 @@ void prepare(const Shared& all, Attending& shared, const u32* words, const Span&
   if (lane == 0) shared.own_score[head] = span.newest() ? score : 2 * LOWEST;
 }
 
-// Scores of a warp's tile of keys, if there is one.
-void score_tile(Attending& shared, Ring& ring, const Span& span, int tile, int warp, int lane) {
-  const int g = lane / 4, t = lane % 4;
-  float4 parts[4] = {};
-  if (tile < span.end) {
-    ring.await_slots(KEY_SLOTS, lane);
-#pragma unroll
-    for (int n = 0; n < HEAD / 16; n += 2) {
-      const uint4 q = *(const uint4*)&shared.q[g % PER_KV][n * 16 + t * 8];
-      multiply(parts[n % 4], ring.piece(n / KEY_PIECES, n % KEY_PIECES, lane), q.x, q.y);
-      multiply(parts[n % 4 + 1], ring.piece(n / KEY_PIECES, n % KEY_PIECES + 1, lane), q.z, q.w);
-    }
-    ring.give(KEY_SLOTS, lane);
-  }
-  const float4 score = (parts[0] + parts[1]) + (parts[2] + parts[3]);
-  const bool upper = tile < span.end && span.sees(tile, g), lower = tile < span.end && span.sees(tile, g + 8);
-  auto keep = [&](int head, float a, float b) {
-    if (head >= PER_KV) return;
-    shared.scores[head][warp * KEYS + g] = upper ? a : 2 * LOWEST;
-    shared.scores[head][warp * KEYS + g + 8] = lower ? b : 2 * LOWEST;
-  };
-  keep(2 * t, score.x, score.z), keep(2 * t + 1, score.y, score.w);
-}
-
-struct Attended {  // so far, of one head: the greatest score, and from it on the sums of probabilities and of values
-  float most = LOWEST, total = 0;
-  float4 out[BLOCKS_OF_HEAD] = {};
+// What a warp has seen so far: of two heads the greatest score, from it on the sum of its lane's probabilities, and values.
+struct Attended {
+  float2 most = {LOWEST, LOWEST}, total = {0, 0};
+  float4 out[HEAD / 16] = {};
 };
 
-// Adds values by the scores of as many tiles as there are warps, each warp its own dimensions.
-void add_values(Attending& shared, Ring& ring, const Span& span, int base, Attended& sofar, int lane) {
-  const int g = lane / 4, t = lane % 4, slots = parts_of(min(WARPS, span.end - base), VALUE_TILES);
-  const float* scores = &shared.scores[g % PER_KV][t * 4];
-  float now = fmaxf(sofar.most, shared.own_score[g % PER_KV]), sum = 0;
+// Scores of a tile of keys: of two keys and of two heads.
+float4 score_tile(const Attending& shared, Ring& ring, const Span& span, int tile, int lane) {
+  const int g = lane / 4, t = lane % 4;
+  float4 parts[4] = {};
+  ring.await_slots(KEY_SLOTS, lane);
 #pragma unroll
-  for (int n = 0; n < WARPS; n++) {
-    const float4 x = *(const float4*)(scores + n * KEYS);
-    now = fmaxf(now, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
+  for (int n = 0; n < HEAD / 16; n += 2) {
+    const uint4 q = *(const uint4*)&shared.q[g % PER_KV][n * 16 + t * 8];
+    multiply(parts[n % 4], ring.piece(n / KEY_PIECES, n % KEY_PIECES, lane), q.x, q.y);
+    multiply(parts[n % 4 + 1], ring.piece(n / KEY_PIECES, n % KEY_PIECES + 1, lane), q.z, q.w);
   }
-  for (int other = 1; other < 4; other *= 2) now = fmaxf(now, __shfl_xor_sync(~0u, now, other));
-  const float fade = __expf(sofar.most - now);
-  const float even = __shfl_sync(~0u, fade, t * 8 % 32), odd = __shfl_sync(~0u, fade, (t * 8 + 4) % 32);
-#pragma unroll
-  for (float4& x : sofar.out) x = {x.x * even, x.y * odd, x.z * even, x.w * odd};
-  ring.await_slots(slots, lane);
-#pragma unroll 1
-  for (int n = 0; n < WARPS; n++) {
-    if (base + n >= span.end) break;
-    const float4 x = *(const float4*)(scores + n * KEYS);
-    const float p[4] = {__expf(x.x - now), __expf(x.y - now), __expf(x.z - now), __expf(x.w - now)};
-    sum += p[0] + p[1] + p[2] + p[3];
-    const u32 low = pack(p[0], p[1]), high = pack(p[2], p[3]);
-#pragma unroll
-    for (int i = 0; i < BLOCKS_OF_HEAD; i++)
-      multiply(sofar.out[i], ring.piece(n / VALUE_TILES, n % VALUE_TILES * BLOCKS_OF_HEAD + i, lane), low, high);
-  }
-  ring.give(slots, lane);
-  for (int other = 1; other < 4; other *= 2) sum += __shfl_xor_sync(~0u, sum, other);
-  sofar.most = now, sofar.total = sofar.total * fade + sum;
+  ring.give(KEY_SLOTS, lane);
+  const float4 score = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+  auto if_seen = [&](float x, int key) { return span.sees(tile, key) ? x : 2 * LOWEST; };
+  return {if_seen(score.x, g), if_seen(score.y, g), if_seen(score.z, g + 8), if_seen(score.w, g + 8)};
 }
 
-void gather(Attending& shared, const Attended& sofar, int warp, int lane) {
+// Adds the values of a tile by its scores.
+void add_values(Ring& ring, float4 score, Attended& sofar, int lane) {
+  float2 now = {fmaxf(sofar.most.x, fmaxf(score.x, score.z)), fmaxf(sofar.most.y, fmaxf(score.y, score.w))};
+#pragma unroll
+  for (int other = 4; other < 32; other *= 2)
+    now = {fmaxf(now.x, __shfl_xor_sync(~0u, now.x, other)), fmaxf(now.y, __shfl_xor_sync(~0u, now.y, other))};
+  const float2 fade = {__expf(sofar.most.x - now.x), __expf(sofar.most.y - now.y)};
+  const float4 p = {__expf(score.x - now.x), __expf(score.y - now.y), __expf(score.z - now.x), __expf(score.w - now.y)};
+  sofar.most = now, sofar.total = {sofar.total.x * fade.x + (p.x + p.z), sofar.total.y * fade.y + (p.y + p.w)};
+  const u32 upper = transposed(pack(p.x, p.y)), lower = transposed(pack(p.z, p.w));
+#pragma unroll
+  for (float4& x : sofar.out) x = {x.x * fade.x, x.y * fade.y, x.z * fade.x, x.w * fade.y};
+  ring.await_slots(KEY_SLOTS, lane);
+#pragma unroll
+  for (int n = 0; n < HEAD / 16; n++)
+    multiply(sofar.out[n], ring.piece(n / KEY_PIECES, n % KEY_PIECES, lane), upper, lower);
+  ring.give(KEY_SLOTS, lane);
+}
+
+// What a warp leaves for the sum over warps: of all heads, and of the dimensions of one pass.
+void gather(Attending& shared, const Attended& sofar, int pass, int warp, int lane) {
   const int g = lane / 4, t = lane % 4;
   auto keep = [&](int dim, int head, float a, float b) {
-    if (head < PER_KV) shared.attended[dim][head] = a, shared.attended[dim + 8][head] = b;
+    if (head < PER_KV) shared.attended[head][warp][dim] = a, shared.attended[head][warp][dim + 8] = b;
   };
 #pragma unroll
-  for (int i = 0; i < BLOCKS_OF_HEAD; i++) {
-    const int dim = (warp * BLOCKS_OF_HEAD + i) * 16 + g;
-    keep(dim, 2 * t, sofar.out[i].x, sofar.out[i].z), keep(dim, 2 * t + 1, sofar.out[i].y, sofar.out[i].w);
-  }
-  if (warp == 0 && t == 0 && g < PER_KV) shared.most[g] = sofar.most, shared.sum[g] = sofar.total;
+  for (int n = 0; n < HEAD / 16; n++)
+    if (n / (DIMS / 16) == pass) {
+      const int dim = n % (DIMS / 16) * 16 + g;
+      keep(dim, 2 * t, sofar.out[n].x, sofar.out[n].z), keep(dim, 2 * t + 1, sofar.out[n].y, sofar.out[n].w);
+    }
+}
+void gather_sums(Attending& shared, const Attended& sofar, int warp, int lane) {
+  float2 total = sofar.total;
+#pragma unroll
+  for (int other = 4; other < 32; other *= 2)
+    total = {total.x + __shfl_xor_sync(~0u, total.x, other), total.y + __shfl_xor_sync(~0u, total.y, other)};
+  const int head = lane * 2;
+  if (head < PER_KV) shared.most[head][warp] = sofar.most.x, shared.sum[head][warp] = total.x;
+  if (head + 1 < PER_KV) shared.most[head + 1][warp] = sofar.most.y, shared.sum[head + 1][warp] = total.y;
 }
 
 // Where the left operand of the product after attention has a pair of numbers.
@@ -191,20 +180,29 @@ int place_of(int row, int input) {
   return (input / 16 * 32 + row % 8 * 4 + input % 8 / 2) * 4 + row / 8 + input % 16 / 8 * 2;
 }
 
-// A pair of neighbouring dimensions of a head as this share sees it, with the logarithm of its weight.
-void leave_share(const Attending& shared, u32* words, const Span& span, int h, int dim) {
-  const float own = span.newest() ? __expf(shared.own_score[h] - shared.most[h]) : 0, sum = shared.sum[h] + own;
+// A pair of neighbouring dimensions of a head as this share sees it, by so many warps, with the logarithm of its weight.
+void leave_share(const Attending& shared, u32* words, const Span& span, int warps, int h, int pass, int dim) {
+  const int whole_dim = pass * DIMS + dim;
+  float most = shared.own_score[h];
+  for (int w = 0; w < warps; w++) most = fmaxf(most, shared.most[h][w]);
+  float sum = 0, x = 0, y = 0;
+  if (span.newest()) {
+    sum = __expf(shared.own_score[h] - most);
+    x = sum * shared.value[whole_dim], y = sum * shared.value[whole_dim + 1];
+  }
+  for (int w = 0; w < warps; w++) {
+    const float weight = __expf(shared.most[h][w] - most);
+    const float2 part = *(const float2*)&shared.attended[h][w][dim];
+    sum += weight * shared.sum[h][w], x += weight * part.x, y += weight * part.y;
+  }
   const float inverse = sum > 0 ? __fdividef(1.0f, sum) : 0;
-  auto of = [&](int dim) {
-    return inverse * (shared.attended[dim][h] + (span.newest() ? own * shared.value[dim] : 0));
-  };
-  const u32 pair = pack(of(dim), of(dim + 1));
+  const u32 pair = pack(x * inverse, y * inverse);
   if (SHARES == 1) {
-    leave(words + ATTENDED_AT + place_of(span.row, (span.kv * PER_KV + h) * HEAD + dim), pair);
+    leave(words + ATTENDED_AT + place_of(span.row, (span.kv * PER_KV + h) * HEAD + whole_dim), pair);
   } else {
     const int at = ((span.row * KV_HEADS + span.kv) * SHARES + span.share) * PER_KV + h;
-    leave(words + PARTS_AT + (at * HEAD + dim) / 2, pair);
-    if (dim == 0) leave(words + LOGS_AT + at, __float_as_uint(sum > 0 ? shared.most[h] + __logf(sum) : LOWEST));
+    leave(words + PARTS_AT + (at * HEAD + whole_dim) / 2, pair);
+    if (whole_dim == 0) leave(words + LOGS_AT + at, __float_as_uint(sum > 0 ? most + __logf(sum) : LOWEST));
   }
 }
 
@@ -214,7 +212,7 @@ void keep_own(const Attending& shared, const Span& span, bf16* keys, bf16* value
   const size_t at = ((span.own + span.slot / KEYS) * KV_HEADS + span.kv) * (KEYS * HEAD);
   keys[at + dim / 32 * 512 + dim / 4 % 2 * 256 + (key % 8 * 4 + dim / 8 % 4) * 8 + dim / 2 % 2 * 4 + key / 8 * 2 + dim % 2] =
       shared.q[PER_KV][dim];
-  values[at + dim / 16 * 256 + (dim % 8 * 4 + key / 4) * 8 + key / 2 % 2 * 4 + dim / 8 % 2 * 2 + key % 2] =
+  values[at + dim / 16 * 256 + (dim % 8 * 4 + key % 8 / 2) * 8 + key / 8 * 4 + dim / 8 % 2 * 2 + key % 2] =
       pack(shared.value[dim], 0);
 }
 
@@ -225,17 +223,19 @@ void attend(Shared& all, Ring& ring, u32* words, const Span& span, bf16* keys, b
   synchronise();
   prepare(all, shared, words, span, warp, lane);
   Attended sofar;
-  for (int base = span.begin; base < max(span.end, span.begin + 1); base += WARPS) {
-    if (base > span.begin) synchronise();
-    score_tile(shared, ring, span, base + warp, warp, lane);
-    synchronise();
-    add_values(shared, ring, span, base, sofar, lane);
-  }
-  gather(shared, sofar, warp, lane);
-  synchronise();
 #pragma unroll 1
-  for (int i = thread; i < PER_KV * HEAD / 2; i += THREADS)
-    leave_share(shared, words, span, i / (HEAD / 2), i % (HEAD / 2) * 2);
+  for (int tile = span.begin + warp; tile < span.end; tile += WARPS)
+    add_values(ring, score_tile(shared, ring, span, tile, lane), sofar, lane);
+  gather_sums(shared, sofar, warp, lane);
+#pragma unroll
+  for (int pass = 0; pass < PASSES; pass++) {
+    if (pass) synchronise();  // what lay there has been added up
+    gather(shared, sofar, pass, warp, lane);
+    synchronise();
+#pragma unroll 1
+    for (int i = thread; i < PER_KV * DIMS / 2; i += THREADS)
+      leave_share(shared, words, span, min(WARPS, span.end - span.begin), i / (DIMS / 2), pass, i % (DIMS / 2) * 2);
+  }
   if (span.newest())
     for (int dim = thread; dim < HEAD; dim += THREADS) keep_own(shared, span, keys, values, dim);
 }

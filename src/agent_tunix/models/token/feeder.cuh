@@ -84,16 +84,9 @@ struct Feeder {
   void attention(int unit) {
     const Span span(given.lengths, here.team, unit, here.slot, here.window());
     const uint4 *keys = (const uint4*)(given.keys + here.cache()), *values = (const uint4*)(given.values + here.cache());
-    for (int base = span.begin; base < span.end; base += WARPS) {
-      if (base + warp < span.end) ring.put_pieces(keys + span.at(base + warp), HEAD / 16, KEY_PIECES);
-      for (int from = base; from < min(base + WARPS, span.end); from += VALUE_TILES) {
-        constexpr int BYTES = BLOCKS_OF_HEAD * PIECE;
-        const int count = min(VALUE_TILES, span.end - from);
-        ring.expect(count * BYTES);
-        for (int n = 0; n < count; n++)
-          ring.copy(n * BYTES, values + span.at(from + n) + warp * BLOCKS_OF_HEAD * 32, BYTES);
-        ring.advance(1);
-      }
+    for (int tile = span.begin + warp; tile < span.end; tile += WARPS) {
+      ring.put_pieces(keys + span.at(tile), HEAD / 16, KEY_PIECES);
+      ring.put_pieces(values + span.at(tile), HEAD / 16, KEY_PIECES);
     }
   }
   void output(int unit) {

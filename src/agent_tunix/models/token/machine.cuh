@@ -45,6 +45,13 @@ void multiply(float4& sum, const uint4& a, u32 b0, u32 b1) {
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
+// Of eight rows of eight, of which a lane has a pair of neighbours, the columns: those of rows 2t and 2t + 1 of column g.
+u32 transposed(u32 pair) {
+  u32 x;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(x) : "r"(pair));
+  return x;
+}
+
 // Words and counters in global memory that other blocks look at meanwhile.
 void leave(u32* p, u32 x) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory"); }
 void leave(u32* p, uint2 x) {

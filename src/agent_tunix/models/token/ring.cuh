@@ -5,17 +5,19 @@
 
 constexpr int PIECE = 512, SLOT = STEPS * PIECE;  // bytes: what a warp multiplies with at a time, and is sent at a time
 constexpr int SCALE_BYTES = STEPS * 16 * 2;       // of one norm, a warp's columns
-constexpr int SUMS_BYTES = SUMS * THREADS * 16;
 
 struct alignas(128) Shared {
   unsigned char ring[WARPS][RING][SLOT];
-  alignas(16) unsigned char stage[larger(SUMS_BYTES, 16384)];  // what a stage needs for itself
-  float rotary[4][HEAD];                                       // scales of queries' and keys' norms, cosines and sines
+  alignas(16) unsigned char stage[STAGE];
+  float rotary[4][HEAD];  // scales of queries' and keys' norms, cosines and sines
   unsigned char scales[WARPS][2 * SCALE_BYTES];
   float squares[4][ROWS][WARPS];
   unsigned long long full[WARPS][RING], empty[WARPS][RING];
 
-  float4 (&sums())[SUMS][WARPS][32] { return *(float4(*)[SUMS][WARPS][32])stage; }
+  float4 (&sums())[SUMS][WARPS][32] {
+    static_assert(SUMS * THREADS * 16 <= STAGE, "sums");
+    return *(float4(*)[SUMS][WARPS][32])stage;
+  }
 };
 
 void await_phase(u32 barrier, u32 phase) {

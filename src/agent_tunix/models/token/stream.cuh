@@ -234,16 +234,16 @@ void tall_product(Shared& shared, Ring& ring, const u32* inputs, int tiles, int*
   if (thread == 0) count(counter);
 #pragma unroll 1
   for (int tile = 0; tile < tiles; tile++) {
-    float4 sum[2] = {};
+    float4 sum[4] = {};
     ring.await_slots(SLOTS, lane);
 #pragma unroll
     for (int n = 0; n < PIECES; n++) {
       const uint4 b = ring.piece(n / EACH, n % EACH, lane);
-      multiply(sum[0], a[2 * n], b.x, b.y);
-      multiply(sum[1], a[2 * n + 1], b.z, b.w);
+      multiply(sum[n % 2], a[2 * n], b.x, b.y);
+      multiply(sum[2 + n % 2], a[2 * n + 1], b.z, b.w);
     }
     ring.give(SLOTS, lane);
-    shared.sums()[tile][warp][lane] = sum[0] + sum[1];
+    shared.sums()[tile][warp][lane] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
   }
   synchronise();
   if (warp < tiles) emit(warp, summed(shared.sums()[warp], lane), lane);

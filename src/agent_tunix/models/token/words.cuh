@@ -5,7 +5,8 @@
 // each layer), what EMBEDDED tokens and the SCALE of queries are multiplied by, EPS of norms; RANK; POLICIES, PROMPTS of each,
 // GROUP sequences a prompt, PROMPT_TILES and OWN_TILES of keys; TEAMS, TEAMS_EACH policy and BLOCKS of each team; RING, slots
 // of a warp; and how work is cut: QKV_C sixteens of columns to a unit, QKV_SUB of them and GATED_SUB at a time, OUT_N and DOWN_N
-// eights of columns, DOWN_Z shares of the sum of "down", SHARES of a sequence's keys.
+// eights of columns, DOWN_Z shares of the sum of "down", SHARES of a sequence's keys, PASSES over a head's dimensions; STAGE,
+// bytes that a stage has for itself.
 
 #pragma once
 #include <machine.cuh>
@@ -17,6 +18,7 @@ constexpr int parts_of(int all, int each) { return (all + each - 1) / each; }
 constexpr int THREADS = 32 * WARPS;
 constexpr int STEPS = WIDTH / (16 * WARPS), TILES = 2 * STEPS;  // sixteens of inputs, and eights of columns, that a warp has
 constexpr int LOW = RANK / 8, PER_KV = HEADS / KV_HEADS, QKV = (HEADS + 2 * KV_HEADS) * HEAD;
+constexpr int DIMS = HEAD / PASSES;  // of a head, whose sums over the warps are taken at a time
 constexpr int CACHE_TILES = POLICIES * PROMPTS * PROMPT_TILES + TEAMS * ROWS * OWN_TILES;
 
 constexpr int OUT_TILES = WIDTH / 8 + LOW, OUT_UNITS = parts_of(OUT_TILES, OUT_N);

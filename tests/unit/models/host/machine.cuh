@@ -101,7 +101,7 @@ template <int COUNT>
 void take_registers() {}
 
 // What threads do together.
-enum Purpose { SYNCHRONISE, SHUFFLE, MULTIPLY };
+enum Purpose { SYNCHRONISE, SHUFFLE, MULTIPLY, TRANSPOSE };
 
 void __syncthreads() {
   meet_at(here().all, ALL_THREADS, SYNCHRONISE, [] {});
@@ -165,6 +165,21 @@ void multiply(float4& sum, const uint4& a, u32 b0, u32 b1) {
   const int lane = this_lane();
   warp.sum[lane] = &sum, warp.left[lane] = a, warp.right[lane] = {b0, b1};
   meet_at(warp.meeting, 32, MULTIPLY, [&] { multiply_all(warp); });
+}
+
+// As PTX has it of movmatrix.m8n8: lane = 4 g + t has columns 2t and 2t + 1 of row g, and then rows 2t and 2t + 1 of column g.
+u32 transposed(u32 pair) {
+  Warp& warp = this_warp();
+  const int lane = this_lane();
+  warp.right[lane].x = pair;
+  meet_at(warp.meeting, 32, TRANSPOSE, [&] {
+    for (int n = 0; n < 32; n++) {
+      const int column = n / 4, row = n % 4 * 2;
+      auto at = [&](int row) { return warp.right[row * 4 + column / 2].x >> column % 2 * 16 & 0xffff; };
+      warp.right[n].y = at(row) | at(row + 1) << 16;
+    }
+  });
+  return warp.right[lane].y;
 }
 
 static u32 rounded_to_bf16(float x) {
