@@ -175,7 +175,7 @@ def _stage_bytes(arch: Architecture, cut: dict[str, int]) -> int:
     sums = max(2 * cut["QKV_SUB"], 4 * cut["GATED_SUB"], cut["OUT_N"], cut["DOWN_N"])
     heads = arch.num_heads // arch.num_kv_heads
     attended = heads * (WARPS * (HEAD // PASSES + 4 + 2) + 1)
-    return max(sums * WARPS * PIECE, (heads + 1) * (HEAD + 32) * 2 + (HEAD + attended) * 4)
+    return -(-max(sums * WARPS * PIECE, (heads + 1) * (HEAD + 32) * 2 + (HEAD + attended) * 4) // 16) * 16
 
 
 def _ring_slots(arch: Architecture, stage: int) -> int:
