@@ -64,8 +64,8 @@ CASES = {
     "so wide that slots are few, units of two sizes": Case(
         1, 2, 4, 13, ("RING=5", "GATED_SUB=2", "DOWN_Z=2"), embed_dim=1152, heads=4, hidden_dim=1024, most_pieces=2
     ),
-    "keys in two shares, for five heads": Case(1, 4, 3, 33, ("SHARES=2",), longest=70, heads=5),
-    "keys in eight shares": Case(1, 2, 2, 128, ("SHARES=8",), longest=150),
+    "keys in two shares": Case(1, 4, 3, 33, ("SHARES=2",), longest=70, heads=4),
+    "keys in eight shares, for five heads": Case(1, 2, 2, 128, ("SHARES=8",), longest=150, heads=5),
 }
 
 
