@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,12 @@ class Job:
     status: str
     steps: int
     rolled_back: bool = False
+
+    @property
+    def rate(self) -> float | None:
+        """Its learning rate, if it is known and not that of all."""
+        rate = self.settings.get(RATE)
+        return float(rate) if isinstance(rate, int | float) else None
 
     @property
     def ended(self) -> bool:
@@ -110,34 +117,57 @@ def _over_all(
     jobs: Sequence[Job], best: str | None, tied: Sequence[str], leader: RunRecords, problems: int
 ) -> list[Finding]:
     """What only the whole grid of learning rates shows."""
-    rates = sorted({float(rate) for job in jobs if isinstance(rate := job.settings.get(RATE), int | float)})
+    rates = sorted(_rates(jobs))
     if len(rates) < 2:
         return []
     sweep = partial(_next_sweep, leader, [key for key in jobs[0].settings if key == "seed"])  # a better seed is luck
     low, high = rates[0], rates[-1]
-    if all(job.illnesses & FLAT for job in jobs):
-        evidence = f"no job from {low:g} to {high:g} learns as it should"
-        return [Finding("all rates too low", Severity.SERIOUS, evidence, sweep([high * 3, high * 10, high * 30]))]
-    if all(job.illnesses & RUINED for job in jobs):
-        evidence = f"every job from {low:g} to {high:g} diverges or collapses"
-        return [Finding("all rates too high", Severity.GRAVE, evidence, sweep([low / 30, low / 10, low / 3]))]
+    if missed := _all_missed(jobs, low, high, sweep):
+        return [missed]
     if best and len(tied) == len(jobs) - 1:
         evidence = f"from {low:g} to {high:g} all jobs end within noise of each other, on {problems} problems"
         there = arithmetic.how_many("validation") if leader.setting("data.source") == "arithmetic" else 4 * problems
         remedy = sweep(rates, evaluated_on=min(4 * problems, there))
         return [Finding("no difference within noise", Severity.MILD, evidence, remedy)]
-    chosen = next((job for job in jobs if job.name == best), None)
-    rate = chosen.settings.get(RATE) if chosen else None
-    if not isinstance(rate, int | float):
+    rate = next((job.rate for job in jobs if job.name == best), None)
+    if rate is None:
         return []
-    of_tied = {job.settings.get(RATE) for job in jobs if job.name in tied}
-    as_good = sorted(other for other in of_tied - {rate} if isinstance(other, int | float))
+    as_good = sorted(_rates(job for job in jobs if job.name in tied) - {rate})
     if rate not in (low, high):
         evidence = f"the best rate, {rate:g}, lies inside the grid"
     else:
         evidence = f"the best rate, {rate:g}, is at the edge of the grid from {low:g} to {high:g}"
         if not as_good:
-            beyond = [rate / 10, rate / 3, rate] if rate == low else [rate, rate * 3, rate * 10]
+            beyond = [rate, rate * 3, rate * 10]
+            if rate == low:  # and, where the next rate is ruinous, something between the two
+                above = [math.sqrt(rate * rates[1])] if rates[1] in _rates(_ruined(jobs)) else []
+                beyond = [rate / 10, rate / 3, rate, *above]
             return [Finding("best at the edge of the grid", Severity.MILD, evidence, sweep(beyond))]
         evidence += f", but noise does not tell it from {', '.join(f'{other:g}' for other in as_good)}"
     return [Finding("refine", Severity.MILD, evidence, sweep([rate / 3, rate, rate * 3]))]
+
+
+def _all_missed(jobs: Sequence[Job], low: float, high: float, sweep: Callable[[Sequence[float]], str]) -> Finding | None:
+    """Where no job is well: all rates are too low, or too high, or good ones lie between those that are."""
+    if all(job.illnesses & FLAT for job in jobs):
+        evidence = f"no job from {low:g} to {high:g} learns as it should"
+        return Finding("all rates too low", Severity.SERIOUS, evidence, sweep([high * 3, high * 10, high * 30]))
+    ruined = _ruined(jobs)
+    if len(ruined) == len(jobs):
+        evidence = f"every job from {low:g} to {high:g} diverges or collapses"
+        return Finding("all rates too high", Severity.GRAVE, evidence, sweep([low / 30, low / 10, low / 3]))
+    flat = [job for job in jobs if job.illnesses & FLAT and job not in ruined]
+    below, above = max(_rates(flat), default=math.inf), min(_rates(ruined), default=0.0)
+    if len(flat) + len(ruined) < len(jobs) or below >= above:
+        return None
+    evidence = f"{below:g} is too low to learn as it should, {above:g} diverges or collapses, and none between was tried"
+    between = [below * (above / below) ** (n / 4) for n in (1, 2, 3)]
+    return Finding("good rates stepped over", Severity.SERIOUS, evidence, sweep(between))
+
+
+def _ruined(jobs: Sequence[Job]) -> list[Job]:
+    return [job for job in jobs if job.illnesses & RUINED]
+
+
+def _rates(jobs: Iterable[Job]) -> set[float]:
+    return {job.rate for job in jobs if job.rate is not None}
