@@ -110,10 +110,9 @@ def _sweep_section(folder: Path, root: Path) -> tuple[Record, Verdict, list[Cand
         "table": table(candidates, report.best if report else None, report.tied if report else [], pages),
         "samples": _samples([(one.label, folder / one.name) for one in ordered]),
     }
-    verdict = suggestions or sweep_verdict(
-        [one.standing for one in candidates], best.standing if best else None, [one.standing for one in tied]
-    )
-    return section, verdict, candidates, report.findings if report else []
+    findings = report.findings if report else []
+    standings = [one.standing for one in candidates], best.standing if best else None, [one.standing for one in tied]
+    return section, suggestions or sweep_verdict(*standings, findings), candidates, findings
 
 
 def _tune(folder: Path) -> Record:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from agent_tunix.workflows.diagnosis.examination import Report
-from agent_tunix.workflows.diagnosis.finding import Severity
+from agent_tunix.workflows.diagnosis.finding import Finding, Severity
 from agent_tunix.workflows.diagnosis.records import FINISHED, TOLD_APART, Accuracy, RunRecords, difference
 from agent_tunix.workflows.diagnosis.signs import reward_or_loss
 
@@ -45,7 +45,7 @@ def with_interval(seen: Accuracy) -> str:
 def run_verdict(run: RunRecords, report: Report) -> Verdict:
     """The doctor's verdict, what became of the accuracy, and how the run ended."""
     status = run.status
-    ills = [finding.illness for finding in report.findings if finding.severity != Severity.MILD]
+    ills = _ills(report.findings)
     lead = f"Ill ({', '.join(ills)})" if ills else LEADS[report.verdict]
     mood = MOODS.get(report.verdict, "unsure")
     if status in CUT_SHORT and not ills:
@@ -85,15 +85,22 @@ class Standing:
     end: Accuracy | None
 
 
-def sweep_verdict(all_: Sequence[Standing], best: Standing | None, tied: Sequence[Standing]) -> Verdict:
-    """The best of the candidates so far; one that was cut short is not judged by what it had come to."""
+def sweep_verdict(
+    all_: Sequence[Standing], best: Standing | None, tied: Sequence[Standing], findings: Sequence[Finding] = ()
+) -> Verdict:
+    """The best of the candidates so far; one that was cut short is not judged by what it had come to.
+
+    `findings` are those on the whole grid: the best of a grid that is ill is not what was looked for.
+    """
+    ills = _ills(findings)
+    of_grid = f" ({', '.join(ills)})" if ills else ""
     left = sum(one.status not in ENDED for one in all_)
     under_way = any(one.status in GOING for one in all_)
     not_ended = f" Not ended yet: {left} of {len(all_)} candidates." if left else ""
     if best is None or best.end is None:
         if under_way:
             return Verdict("going", "Under way", f"no candidate has been evaluated yet.{not_ended}")
-        return Verdict("bad", "No best candidate", f"none of {len(all_)} has a final accuracy.{not_ended}")
+        return Verdict("bad", f"No best candidate{of_grid}", f"none of {len(all_)} has a final accuracy.{not_ended}")
     accuracy = f"held-out accuracy {'stands' if left else 'ends'} at {with_interval(best.end)}, on {best.end.n} problems"
     others = f" Noise does not tell it from {listed([one.label for one in tied])}." if tied else ""
     if not tied and len(all_) > 1:
@@ -101,10 +108,13 @@ def sweep_verdict(all_: Sequence[Standing], best: Standing | None, tied: Sequenc
     start = f"; before training it was {percent(best.first.share)}" if best.first else ""
     gained = best.first is None or difference(best.first, best.end).z >= TOLD_APART
     none = "" if gained else " That is no gain beyond noise."
-    mood = "going" if under_way else "good" if gained and not left else "unsure"
-    return Verdict(
-        mood, f"Best of {len(all_)}{' so far' if left else ''}: {best.label}", f"{accuracy}{start}.{none}{others}{not_ended}"
-    )
+    mood = "going" if under_way else "good" if gained and not left and not ills else "unsure"
+    lead = f"Best of {len(all_)}{' so far' if left else ''}: {best.label}{of_grid}"
+    return Verdict(mood, lead, f"{accuracy}{start}.{none}{others}{not_ended}")
+
+
+def _ills(findings: Sequence[Finding]) -> list[str]:
+    return [finding.illness for finding in findings if finding.severity != Severity.MILD]
 
 
 def listed(names: Sequence[str]) -> str:

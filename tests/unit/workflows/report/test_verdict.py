@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from agent_tunix.workflows import doctor
 from agent_tunix.workflows.diagnosis.examination import examine
+from agent_tunix.workflows.diagnosis.finding import Finding, Severity
 from agent_tunix.workflows.diagnosis.records import Z95, Accuracy
 from agent_tunix.workflows.report.verdict import Standing, listed, run_verdict, sweep_verdict
 
@@ -88,6 +89,15 @@ def test_a_sweep_names_its_best_and_what_noise_does_not_tell_from_it():
     assert (said.mood, said.lead) == ("good", "Best of 3: a")
     assert "Noise does not tell it from b." in said.text
     assert "Every other candidate is worse" in sweep_verdict([a, c], a, []).text
+
+
+def test_the_best_of_a_grid_that_is_ill_is_not_praised():
+    a, b = standing("a", 0.9), standing("b", None, "diverged")
+    missed, mild = (Finding("stepped over", severity, "", "") for severity in (Severity.SERIOUS, Severity.MILD))
+    said = sweep_verdict([a, b], a, [], [missed])
+    assert (said.mood, said.lead) == ("unsure", "Best of 2: a (stepped over)")
+    assert sweep_verdict([a, b], a, [], [mild]) == sweep_verdict([a, b], a, [])
+    assert sweep_verdict([b], None, [], [missed]).lead == "No best candidate (stepped over)"
 
 
 def test_a_sweep_that_is_not_over_or_has_no_best():
