@@ -85,6 +85,21 @@ def test_data_that_is_there_and_cannot_be_read_is_not_called_out_of_reach(comman
     assert (outcome.code, "rows.jsonl, line 1: not JSON" in outcome.err) == (2, True)
 
 
+def test_the_examples_of_a_model_that_is_not_here_are_counted_as_the_run_counts_them(command, tmp_path):
+    """20 rows of a file, of which 18 are for training."""
+    rows = [{"question": f"{n}?", "answer": n} for n in range(20)]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    own = ["data=jsonl", "data.path=rows.jsonl", "training.micro_batch_size=2", "hydra.run.dir=plan"]
+    for given, batches in (([], 9), (["data.num_examples=6"], 3), (["training.num_batches=500"], 9)):
+        outcome = command("plan", *own, *given)
+        assert outcome.code == 0, outcome.err
+        assert re.search(rf"updates\s+│\s+{batches}\b", outcome.out)
+        assert ("the data holds 9 batches, not training.num_batches=500" in outcome.out) == (given != [] and batches == 9)
+    for fraction, said in (("1.0", "leaves no example"), ("0.01", "raise training.train_fraction=0.01")):
+        outcome = command("plan", *own, f"training.train_fraction={fraction}", "training.num_batches=2")
+        assert (outcome.code, said in outcome.err) == (2, True)
+
+
 def test_a_real_model_is_planned_without_its_weights_or_data(command):
     outcome = command("plan", "training.num_batches=100", "hydra.run.dir=plan")
     assert outcome.code == 0, outcome.err

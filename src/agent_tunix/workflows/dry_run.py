@@ -10,6 +10,7 @@ import bisect
 import dataclasses
 import math
 import os
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -28,8 +29,8 @@ from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.workflows import memory, setup
 from agent_tunix.workflows.curve import as_svg, in_characters
 from agent_tunix.workflows.display import say
-from agent_tunix.workflows.examples import load_rows, load_task
-from agent_tunix.workflows.plan import Plan, make_plan
+from agent_tunix.workflows.examples import load_splits, load_task
+from agent_tunix.workflows.plan import Plan, make_plan, too_few
 
 USABLE = 0.92  # of a card's memory; the rest goes to the runtime and to fragments
 POINTS = 1200  # of the learning rate's curve, at most
@@ -47,7 +48,12 @@ def run(cfg: Config, output: Path, console: Console) -> Record:
     sizes = shapes(cfg, width)
     parts, (device, limit) = memory.estimate(sizes), card()
     usable = USABLE * limit
-    notes += [*_notes_on_mesh(sizes), *_notes_on_evaluation(sizes, usable), *_notes_on_base(sizes, usable)]
+    notes += [
+        *too_few(cfg, plan),
+        *_notes_on_mesh(sizes),
+        *_notes_on_evaluation(sizes, usable),
+        *_notes_on_base(sizes, usable),
+    ]
     record: Record = {
         "parameters": _parameters(cfg, sizes),
         "counts": _counts(cfg, plan),
@@ -73,9 +79,9 @@ def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]
     tokenizer = load_tokenizer(setup.fitting_checkpoint(cfg.model)[0]) if local else None
     try:
         if tokenizer:
-            task = load_task(cfg, tokenizer, console.print)
+            task = load_task(cfg, tokenizer, partial(say, console))
             return len(task.train), task.prompt_width, []
-        rows = load_rows(cfg, "train", cfg.data.num_examples, console.print)
+        rows = load_splits(cfg, partial(say, console))["train"]
         return len(rows), longest, ["the tokenizer is not here: prompts that are too long are counted in"]
     except UserError as fault:
         here = cfg.data.path is None or os.path.exists(os.path.expanduser(cfg.data.path))

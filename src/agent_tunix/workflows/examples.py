@@ -27,6 +27,13 @@ class Task:
 
 
 def load_task(cfg: Config, tokenizer: Tokenizer, notice: Notice) -> Task:
+    rows = load_splits(cfg, notice, lambda rows: _check_vocabulary(rows, cfg.data, tokenizer))
+    train, validation = (_examples(cfg, split, rows[split], tokenizer, notice) for split in ("train", "validation"))
+    return Task(train, validation, prompt_width([*train, *validation]))
+
+
+def load_splits(cfg: Config, notice: Notice, check: Callable[[list[Row]], None] = lambda rows: None) -> dict[str, list[Row]]:
+    """The rows to train on and to validate with; says where a question is in both, which is then held out from nothing."""
     said: list[str] = []
 
     def once(text: str) -> None:
@@ -35,9 +42,18 @@ def load_task(cfg: Config, tokenizer: Tokenizer, notice: Notice) -> Task:
             said.append(text)
             notice(text)
 
-    train = load_examples(cfg, "train", cfg.data.num_examples, tokenizer, once)
-    validation = load_examples(cfg, "validation", cfg.evaluation.num_examples, tokenizer, once)
-    return Task(train, validation, prompt_width([*train, *validation]))
+    limits = {"train": cfg.data.num_examples, "validation": cfg.evaluation.num_examples}
+    rows: dict[str, list[Row]] = {}
+    for split, limit in limits.items():
+        rows[split] = load_rows(cfg, split, limit, once)
+        check(rows[split])
+    trained_on = {row.question for row in rows["train"]}
+    if again := sum(row.question in trained_on for row in rows["validation"]):
+        notice(
+            f"warning: {again} of {len(rows['validation'])} validation questions are trained on too, and held-out accuracy "
+            f"counts them; leave each question once in {cfg.data.path}."
+        )
+    return rows
 
 
 def prompt_width(examples: Sequence[Example]) -> int:
@@ -47,40 +63,63 @@ def prompt_width(examples: Sequence[Example]) -> int:
 
 def load_examples(cfg: Config, split: str, limit: int | None, tokenizer: Tokenizer, notice: Notice) -> list[Example]:
     """The examples of a split whose prompts are short enough; says what was left out."""
-    rows = load_rows(cfg, split, limit, notice)[:limit]
+    rows = load_rows(cfg, split, limit, notice)
     _check_vocabulary(rows, cfg.data, tokenizer)
+    return _examples(cfg, split, rows, tokenizer, notice)
+
+
+def _examples(cfg: Config, split: str, rows: Sequence[Row], tokenizer: Tokenizer, notice: Notice) -> list[Example]:
     longest = cfg.generation.max_prompt_length
     examples, dropped = tokenize(rows, tokenizer.encode_all, tokenizer.begin_id, cfg.data.system_prompt, longest)
     if dropped:
         notice(f"{dropped} of {len(rows)} {split} prompts exceed generation.max_prompt_length={longest} and are left out.")
     if not examples:
-        place = f"data.source={cfg.data.source}" if cfg.data.path is None else f"data.path={cfg.data.path}"
-        long = f"all {dropped} prompts exceed generation.max_prompt_length={longest}; raise it"
-        raise UserError(f"The {split} split of {place} has no example: {long if dropped else 'give more data'}.")
+        raise UserError(
+            f"The {split} split of {_place(cfg.data)} has no example: all {dropped} prompts exceed "
+            f"generation.max_prompt_length={longest}; raise it."
+        )
     processes.refuse_differences(lambda: {f"the rows of their {split} split": zlib.crc32(repr(examples).encode())})
     return examples
 
 
 def load_rows(cfg: Config, split: str, limit: int | None, notice: Notice) -> list[Row]:
-    data, fraction = cfg.data, cfg.training.train_fraction
-    if data.source == "arithmetic":
-        if limit is None:
-            raise UserError("data.num_examples=null: generated data needs a number of examples.")
-        count = round(limit * fraction) if split == "train" else limit
-        return arithmetic_rows(split, count, cfg.seed)
-    if data.path is None:
-        raise UserError("data.path=null: give the file, folder or hub repository that holds the data.")
-    fmt = RowFormat(data.question_field, data.answer_field, data.answer_pattern, data.on_bad_row == "skip")
-    rows, bad = read_rows(data.path, data.subset, split, fraction, fmt)
-    if bad:
-        named = "; ".join(bad[:ROWS_NAMED]) + (" ..." if len(bad) > ROWS_NAMED else "")
-        notice(f"{len(bad)} malformed rows of {data.path} are left out ({named}).")
-    if not rows and split != "train":
+    """At least one row of a split, and at most `limit`."""
+    fraction = cfg.training.train_fraction
+    rows = (_generated(cfg, split, limit) if cfg.data.source == "arithmetic" else _read(cfg, split, notice))[:limit]
+    if not rows and split == "train":
         raise UserError(
-            f"training.train_fraction={fraction:g} leaves no example of {data.path} to validate with; "
+            f"The train split of {_place(cfg.data)} has no example: give more data, or raise "
+            f"training.train_fraction={fraction:g}."
+        )
+    if not rows:
+        raise UserError(
+            f"training.train_fraction={fraction:g} leaves no example of {cfg.data.path} to validate with; "
             "give more rows, or lower it."
         )
     return rows
+
+
+def _generated(cfg: Config, split: str, limit: int | None) -> list[Row]:
+    if limit is None:
+        raise UserError("data.num_examples=null: generated data needs a number of examples.")
+    count = round(limit * cfg.training.train_fraction) if split == "train" else limit
+    return arithmetic_rows(split, count, cfg.seed)
+
+
+def _read(cfg: Config, split: str, notice: Notice) -> list[Row]:
+    data = cfg.data
+    if data.path is None:
+        raise UserError("data.path=null: give the file, folder or hub repository that holds the data.")
+    fmt = RowFormat(data.question_field, data.answer_field, data.answer_pattern, data.on_bad_row == "skip")
+    rows, bad = read_rows(data.path, data.subset, split, cfg.training.train_fraction, fmt)
+    if bad:
+        named = "; ".join(bad[:ROWS_NAMED]) + (" ..." if len(bad) > ROWS_NAMED else "")
+        notice(f"{len(bad)} malformed rows of {data.path} are left out ({named}).")
+    return rows
+
+
+def _place(data: DataSection) -> str:
+    return f"data.source={data.source}" if data.path is None else f"data.path={data.path}"
 
 
 def _check_vocabulary(rows: Sequence[Row], data: DataSection, tokenizer: Tokenizer) -> None:

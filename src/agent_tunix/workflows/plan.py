@@ -50,6 +50,12 @@ def make_plan(cfg: Config, num_examples: int) -> Plan:
     return Plan(per_epoch, total_batches, iterations, total_steps, warmup, schedule)
 
 
+def too_few(cfg: Config, plan: Plan) -> list[str]:
+    """What to say where the data holds fewer batches than were asked for."""
+    asked, there = cfg.training.num_batches, plan.batches_per_epoch
+    return [f"the data holds {there} batches, not training.num_batches={asked}"] if asked and there < asked else []
+
+
 def make_schedule(cfg: Config, warmup_steps: int, total_steps: int) -> Schedule:
     """The schedule of that name with the keys that it uses; the schema has seen to it that just those are given."""
     section = cfg.scheduler

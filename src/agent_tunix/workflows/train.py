@@ -46,7 +46,7 @@ from agent_tunix.workflows.display import Bars, Display, print_summary
 from agent_tunix.workflows.evaluate import complete, grade
 from agent_tunix.workflows.examples import Notice
 from agent_tunix.workflows.gather import Run, evaluation_ways, foreseen, gather, update_of, with_demonstrations
-from agent_tunix.workflows.plan import make_plan
+from agent_tunix.workflows.plan import make_plan, too_few
 from agent_tunix.workflows.report.page import report_on
 
 SAMPLES_SHOWN = 3
@@ -91,9 +91,7 @@ def prepare(cfg: Config, shelf: setup.Shelf, notice: Notice, overrides: Sequence
         longest = cfg.generation.max_generation_steps
         task = dataclasses.replace(task, train=with_demonstrations(task.train, model, longest, notice))
     plan = make_plan(cfg, len(task.train))
-    if cfg.training.num_batches and plan.batches_per_epoch < cfg.training.num_batches:
-        notice(f"The data holds {plan.batches_per_epoch} batches, not training.num_batches={cfg.training.num_batches}.")
-    for line in warnings(cfg, len(task.train)):
+    for line in (*too_few(cfg, plan), *warnings(cfg, len(task.train))):
         notice(f"warning: {line}")
     stream = Stream(task.train, cfg.training.prompts_per_step, plan.batches_per_epoch, cfg.seed)
     sampling = setup.training_sampling(cfg, model.tokenizer)

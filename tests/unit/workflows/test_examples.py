@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 from hydra import compose, initialize_config_dir
 
 from agent_tunix.config.load import config_folder, validate
@@ -7,7 +9,7 @@ from agent_tunix.config.schema import Config
 from agent_tunix.engine import processes
 from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import load_tokenizer
-from agent_tunix.workflows.examples import load_examples
+from agent_tunix.workflows.examples import load_examples, load_splits
 
 
 def test_processes_are_asked_whether_they_have_read_the_same(monkeypatch):
@@ -19,3 +21,17 @@ def test_processes_are_asked_whether_they_have_read_the_same(monkeypatch):
         load_examples(cfg, "train", 8, load_tokenizer(find_checkpoint(cfg.model.weights)), print)
     assert asked[0].keys() == {"the rows of their train split"}
     assert asked[0] == asked[1] != asked[2]
+
+
+def test_a_question_that_is_trained_on_and_validated_with_is_told(tmp_path):
+    """Of ten rows one is for validation; where all ask the same, it is held out from nothing."""
+    for name, same in (("all", True), ("none", False)):
+        rows = [{"question": "How many?" if same else f"How many {n}?", "answer": n} for n in range(10)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+            path = f"data.path={tmp_path / name}.jsonl"
+            cfg = validate(compose("config", ["data=jsonl", path, "data.num_examples=5"]), Config)
+        said: list[str] = []
+        splits = load_splits(cfg, said.append)
+        assert {split: len(own) for split, own in splits.items()} == {"train": 5, "validation": 1}
+        assert [line.startswith("warning: 1 of 1 validation questions are trained on too") for line in said] == [True] * same
