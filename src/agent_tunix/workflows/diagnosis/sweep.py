@@ -15,6 +15,7 @@ from agent_tunix.workflows.diagnosis.records import FINISHED, TOLD_APART, Accura
 from agent_tunix.workflows.diagnosis.remedies import join, leaves, less, possible, rounded, value_text
 
 RATE = "optimizer.learning_rate"
+ALGORITHM = "optimizer.optimizer_name"
 FLAT = {"not learning", "slow convergence", "updates that do not survive"}
 RUINED = {"diverging", "policy collapse", "KL runaway"}
 
@@ -83,7 +84,8 @@ def examine_sweep(runs: Mapping[str, RunRecords], others: Sequence[str] = ()) ->
     tied = [name for name in ends if best and name != best and difference(ends[name], ends[best]).z < TOLD_APART]
     report = SweepReport(jobs, best, tied, [], list(others))
     leader = runs[best] if best else next(iter(runs.values()))
-    findings = _over_all(jobs, best, tied, leader, ends[best].n if best else 0) if report.ended else []
+    alike = [job for job in jobs if runs[job.name].setting(ALGORITHM) == leader.setting(ALGORITHM)]
+    findings = _over_all(alike, best, tied, leader, ends[best].n if best else 0) if report.ended else []
     return dataclasses.replace(report, findings=findings)
 
 
@@ -116,7 +118,7 @@ def _next_sweep(leader: RunRecords, dropped: Sequence[str], grid: Sequence[float
 def _over_all(
     jobs: Sequence[Job], best: str | None, tied: Sequence[str], leader: RunRecords, problems: int
 ) -> list[Finding]:
-    """What only the whole grid of learning rates shows."""
+    """What only the whole grid of learning rates shows; those of another algorithm are no part of it."""
     rates = sorted(_rates(jobs))
     if len(rates) < 2:
         return []
@@ -124,7 +126,7 @@ def _over_all(
     low, high = rates[0], rates[-1]
     if missed := _all_missed(jobs, low, high, sweep):
         return [missed]
-    if best and len(tied) == len(jobs) - 1:
+    if best and all(job.name in (best, *tied) for job in jobs):
         evidence = f"from {low:g} to {high:g} all jobs end within noise of each other, on {problems} problems"
         there = arithmetic.how_many("validation") if leader.setting("data.source") == "arithmetic" else 4 * problems
         remedy = sweep(rates, evaluated_on=min(4 * problems, there))

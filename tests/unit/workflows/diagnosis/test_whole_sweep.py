@@ -38,6 +38,20 @@ def test_a_sweep_is_judged_as_a_whole(config, jobs, best, illness, grid):
     assert "--multirun" in report.findings[0].remedy
 
 
+def test_rates_of_several_algorithms_are_not_one_grid(config):
+    """Each has its own; the best job's are looked at, where it has several."""
+    jobs = [("adamw", 1e-6, 0.6), ("adamw", 1e-5, 0.95), ("adamw", 1e-4, 0.5), ("lion", 1e-6, 0.94), ("lion", 1e-7, 0.6)]
+    runs = {
+        str(name): run_of(
+            changed(config, optimizer__learning_rate=rate, optimizer__optimizer_name=algorithm), accuracies=(0.4, end)
+        )
+        for name, (algorithm, rate, end) in enumerate(jobs)
+    }
+    assert examine_sweep({name: runs[name] for name in "13"}).findings == []
+    (finding,) = examine_sweep(runs).findings
+    assert (finding.illness, finding.evidence) == ("refine", "the best rate, 1e-05, lies inside the grid")
+
+
 def test_what_a_tenth_of_a_rate_did_does_not_count_for_that_rate(config):
     """Job 1 ended best, after it was rolled back; where all were, all rates are too high."""
     runs = sweep_of(config, [(1e-5, 0.6, 0.1), (1e-4, 0.95, 0.1)])
