@@ -126,7 +126,10 @@ def test_a_faulty_reward_function_stops_the_run_with_its_name_and_the_completion
     assert outcome.code == code
     assert "reward function 'mine'" in outcome.err
     assert "on the completion" in outcome.err
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == status
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["status"] == status
+    assert "reward function 'mine'" in summary["fault"]
+    assert "reward function 'mine'" in command("doctor", "out").out
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(command, write_run, tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 from agent_tunix.config.guidance import warnings
 from agent_tunix.engine.guard import Progress
 from agent_tunix.engine.metrics import Record, RunFolder, read_records
+from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.tasks.rewards import is_fault_of_reward
 from agent_tunix.workflows.diagnosis.remedies import join, less, own_overrides, value_text, with_lr_min
 from agent_tunix.workflows.gather import Run
@@ -17,7 +18,7 @@ HOW_TO_LEARN = ("experiment", "training", "optimizer", "scheduler", "grpo")  # w
 
 
 def summarise(r: Run, folder: RunFolder, rollbacks: Sequence[Record], status: str, fault: str = "") -> Record:
-    """Writes summary.json, and returns it; `fault` is what has made a run diverge."""
+    """Writes summary.json, and returns it; `fault` is what has made a run diverge or fail."""
     evals = validations(folder)
     steps = max((record["step"] for record in read_records(folder.path / "metrics.jsonl")), default=0)
     summary: Record = {
@@ -41,6 +42,13 @@ def summarise(r: Run, folder: RunFolder, rollbacks: Sequence[Record], status: st
     }
     folder.summary(summary)
     return summary
+
+
+def ended_by(error: Exception) -> tuple[str, str]:
+    """The status of a run that an error has ended, and what it was."""
+    if isinstance(error, DivergenceError):
+        return "diverged", error.fault
+    return "failed", str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
 def validations(folder: RunFolder) -> list[Record]:

@@ -39,7 +39,7 @@ from agent_tunix.tasks.datasets import Stream
 from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.types import TrainState
 from agent_tunix.workflows import doctor, setup
-from agent_tunix.workflows.closing import remedy, summarise, validations
+from agent_tunix.workflows.closing import ended_by, remedy, summarise, validations
 from agent_tunix.workflows.diagnosis.examination import early_warnings
 from agent_tunix.workflows.diagnosis.records import finite, read_object
 from agent_tunix.workflows.display import Bars, Display, print_summary
@@ -146,8 +146,8 @@ def _in_folder(
             save()
         checkpoints.settle()
         status = "completed" if completed else "paused" if paused else "interrupted"
-    except DivergenceError as diverged:
-        status, fault = "diverged", diverged.fault
+    except Exception as error:
+        status, fault = ended_by(error)
         raise
     except (GeneratorExit, KeyboardInterrupt):  # another run of the sweep could not go on; a person could not wait
         status = "interrupted"

@@ -124,6 +124,8 @@ def examine(run: RunRecords) -> Report:
 def vitals(run: RunRecords) -> dict[str, str]:
     """The numbers by which a run is judged, whatever is found."""
     shown = {"steps": f"{run.steps}, status {run.summary.get('status', 'unknown')}"}
+    if run.error:
+        shown["ended by"] = run.error
     shown["learning rate"] = f"{run.setting('optimizer.learning_rate')}"
     for key in ACCURACIES:
         seen = run.accuracies(key)

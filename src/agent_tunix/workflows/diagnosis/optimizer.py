@@ -71,7 +71,8 @@ def _faults(run: RunRecords) -> list[str]:
     """What the guard gave as its reasons, the last one last; runs of older versions did not write down all."""
     rollbacks = run.summary.get("rollbacks")
     events = [event for event in rollbacks if isinstance(event, dict)] if isinstance(rollbacks, list) else []
-    return [str(fault) for fault in (*(event.get("reason") for event in events), run.summary.get("fault")) if fault]
+    last = run.summary.get("fault") if run.summary.get("status") == "diverged" else None
+    return [str(fault) for fault in (*(event.get("reason") for event in events), last) if fault]
 
 
 def collapsed(run: RunRecords) -> Finding | None:

@@ -105,6 +105,12 @@ class RunRecords:
         return status if isinstance(status, str) and not outrun else "unfinished"
 
     @property
+    def error(self) -> str | None:
+        """What ended a run that failed, in one line; runs of older versions did not write it down."""
+        fault = self.summary.get("fault")
+        return " ".join(fault.split()) if self.status == "failed" and isinstance(fault, str) else None
+
+    @property
     def rolled_back(self) -> bool:
         """Whether the guard has taken the run back to a checkpoint and on at a tenth of its rate."""
         return bool(self.summary.get("rollbacks"))

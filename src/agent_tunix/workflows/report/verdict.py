@@ -50,7 +50,8 @@ def run_verdict(run: RunRecords, report: Report) -> Verdict:
     mood = MOODS.get(report.verdict, "unsure")
     if status in CUT_SHORT and not ills:
         lead, mood = f"{status.capitalize()}, {lead[0].lower()}{lead[1:]} so far", CUT_SHORT[status]
-    return Verdict(mood, lead, " ".join(filter(None, [f"{_progress(run)}.", ENDINGS.get(status)])))
+    ending = f"It ended in an error: {run.error}" if run.error else ENDINGS.get(status)
+    return Verdict(mood, lead, " ".join(filter(None, [f"{_progress(run)}.", ending])))
 
 
 def _progress(run: RunRecords) -> str:

@@ -104,6 +104,7 @@ def test_a_rate_that_the_guard_has_cut_is_not_laid_to_the_schedule(config):
     [
         {"status": "diverged", "fault": f"{NO_NUMBER} 'mine' returned nan"},
         {"status": "completed", "rollbacks": [{"step": 8, "reason": f"{NO_NUMBER} 'mine' returned nan"}]},
+        {"status": "failed", "fault": "full", "rollbacks": [{"step": 8, "reason": f"{NO_NUMBER} 'mine' returned nan"}]},
     ],
 )
 def test_a_reward_that_is_no_number_is_not_laid_to_the_rate(config, summary):

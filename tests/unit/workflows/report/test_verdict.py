@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,6 +62,14 @@ def test_how_it_ended_is_said(write_run, tmp_path, status, mood, lead, ending):
     said = verdict(write_run(tmp_path / "run", status=status))
     assert (said.mood, said.lead) == (mood, lead)
     assert ending in said.text
+
+
+def test_what_ended_a_run_that_failed_is_said(write_run, tmp_path):
+    folder = write_run(tmp_path / "run", status="failed")
+    summary = json.loads((folder / "summary.json").read_text()) | {"fault": "The reward function\n'mine' raised"}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert verdict(folder).text.endswith(" It ended in an error: The reward function 'mine' raised")
+    assert examine(doctor.read(folder)).vitals["ended by"] == "The reward function 'mine' raised"
 
 
 def test_a_run_that_went_on_after_its_summary_has_not_ended(write_run, tmp_path):
