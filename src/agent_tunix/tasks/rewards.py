@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import math
 import sys
+import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -72,19 +74,35 @@ class Scorer:
 
     def _one(self, name: str, prompt: str, completion: str, truth: str) -> float:
         try:
-            with np.errstate(over="ignore"):
-                value = float(np.float32(float(self.functions[name](prompt, completion, truth))))
+            returned = self.functions[name](prompt, completion, truth)
         except (Exception, SystemExit) as fault:
-            raise UserError(
-                f"The reward function '{name}' raised {type(fault).__name__}: {fault}\n"
-                f"on the completion {completion!r} (answer {truth!r}).\n"
-                f"Mend the function, or train without reward.functions.{name}."
-            ) from fault
+            raise _mistake(name, f"raised {type(fault).__name__}: {fault}{_where(fault)}", completion, truth) from fault
+        try:
+            with np.errstate(over="ignore"):
+                value = float(np.float32(float(returned)))
+        except Exception as fault:  # whatever a value that is no number may raise
+            said = f"returned no number but a {type(returned).__name__} ({type(fault).__name__}: {fault})"
+            raise _mistake(name, said, completion, truth) from fault
         if not math.isfinite(value):
             raise DivergenceError(
                 f"{NO_NUMBER} '{name}' returned {value} on the completion {completion!r} (answer {truth!r})"
             )
         return value
+
+
+def _mistake(name: str, said: str, completion: str, truth: str) -> UserError:
+    return UserError(
+        f"The reward function '{name}' {said}\n"
+        f"on the completion {completion!r} (answer {truth!r}).\n"
+        f"Mend the function, or train without reward.functions.{name}."
+    )
+
+
+def _where(fault: BaseException) -> str:
+    """The line of the function's own file that it had come to; the first frame is that of its caller here."""
+    frames = traceback.extract_tb(fault.__traceback__)[1:]
+    own = [frame for frame in frames if frame.filename == frames[0].filename]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def is_fault_of_reward(fault: str) -> bool:

@@ -11,6 +11,8 @@ from agent_tunix.tasks.rewards import Scorer, load_function
 
 GOOD = "<reasoning>3+4</reasoning><answer>7</answer>"
 MODULE = """
+import json
+
 def length(prompt, completion, answer):
     return len(completion)
 
@@ -31,6 +33,9 @@ def not_a_number(prompt, completion, answer):
 
 def huge(prompt, completion, answer):
     return 1e39
+
+def deep(prompt, completion, answer):
+    return json.loads(completion)
 
 number = 3
 """
@@ -101,8 +106,10 @@ def test_a_function_cannot_have_the_name_of_what_all_of_them_make(mine, name):
     ("function", "fault"),
     [
         ("fails", "KeyError: 'lost'"),
+        ("fails", "(my_rewards.py, line "),
         ("leaves", "SystemExit: bye"),
         ("nothing", "TypeError"),
+        ("nothing", "returned no number but a NoneType"),
         ("not_a_number", "returned nan"),
         ("huge", "returned inf"),
     ],
@@ -113,6 +120,13 @@ def test_a_reward_that_raises_or_is_not_finite_stops_with_name_completion_and_fa
         scorer(["q"], ["the completion"], ["7"])
     for part in ("'mine'", fault, "'the completion'", "'7'"):
         assert part in str(stop.value)
+
+
+def test_the_line_named_is_one_of_the_functions_own_file(mine):
+    """Where it fails in a library, the line that called that says more."""
+    line = 1 + MODULE.splitlines().index("    return json.loads(completion)")
+    with pytest.raises(UserError, match=rf"JSONDecodeError: .* \(my_rewards.py, line {line}\)\n"):
+        Scorer({"mine": "my_rewards.deep"}, {})(["q"], ["no JSON"], ["7"])
 
 
 @pytest.mark.parametrize("weight", [1e39, 1e30, -1e19])
