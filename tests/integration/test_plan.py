@@ -98,6 +98,8 @@ def test_the_examples_of_a_model_that_is_not_here_are_counted_as_the_run_counts_
     for fraction, said in (("1.0", "leaves no example"), ("0.01", "raise training.train_fraction=0.01")):
         outcome = command("plan", *own, f"training.train_fraction={fraction}", "training.num_batches=2")
         assert (outcome.code, said in outcome.err) == (2, True)
+    outcome = command("plan", *own, "+experiment=warm_start")
+    assert (outcome.code, "no example has a worked answer in data.path=rows.jsonl" in outcome.err) == (2, True)
 
 
 def test_a_real_model_is_planned_without_its_weights_or_data(command):

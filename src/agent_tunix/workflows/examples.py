@@ -47,6 +47,11 @@ def load_splits(cfg: Config, notice: Notice, check: Callable[[list[Row]], None] 
     for split, limit in limits.items():
         rows[split] = load_rows(cfg, split, limit, once)
         check(rows[split])
+    if cfg.training.method == "supervised" and not any(row.worked for row in rows["train"]):
+        raise UserError(
+            f"training.method=supervised: no example has a worked answer in {_place(cfg.data)}. It is what stands before "
+            f"data.answer_pattern={cfg.data.answer_pattern or 'null'} in data.answer_field={cfg.data.answer_field}."
+        )
     trained_on = {row.question for row in rows["train"]}
     if again := sum(row.question in trained_on for row in rows["validation"]):
         notice(
