@@ -150,12 +150,13 @@ def _read(file: Path) -> Numbered:
 
 
 def _reader(file: Path) -> Callable[[Path], Numbered] | None:
-    suffix = Path(file.stem).suffix if file.suffix == ".gz" else file.suffix
+    name = Path(file.name.lower())
+    suffix = Path(name.stem).suffix if name.suffix == ".gz" else name.suffix
     return {".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}.get(suffix)
 
 
 def _bytes(file: Path) -> Any:
-    return gzip.open(file, "rb") if file.suffix == ".gz" else open(file, "rb")
+    return gzip.open(file, "rb") if file.suffix.lower() == ".gz" else open(file, "rb")
 
 
 def _jsonl(file: Path) -> Numbered:

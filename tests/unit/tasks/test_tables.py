@@ -46,13 +46,13 @@ def test_the_cut_does_not_follow_the_order_of_the_file(ten):
     assert questions(ten, "train") != [f"q{i}" for i in range(7)]
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".csv", ".csv.gz"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".CSV", ".JSONL.GZ"])
 def test_a_folder_has_a_file_for_training_and_one_for_the_test(tmp_path, suffix):
-    opener = gzip.open if suffix.endswith(".gz") else open
+    opener = gzip.open if suffix.lower().endswith(".gz") else open
     for name in ("train", "test"):
         with opener(tmp_path / f"{name}{suffix}", "wt", encoding="utf-8", newline="") as out:
             rows = [{"question": f"{name}, {i}", "answer": "ü"} for i in range(4)]
-            if "csv" in suffix:
+            if "csv" in suffix.lower():
                 writer = csv.DictWriter(out, ["question", "answer"])
                 writer.writeheader()
                 writer.writerows(rows)
