@@ -60,7 +60,7 @@ def half_decades(rate: float, up: int = 0) -> float:
 
 def warnings(cfg: Config, num_examples: int | None = None) -> list[str]:
     """One line for each unusual setting."""
-    return [line for line in (_rate(cfg, num_examples), *_optimizer(cfg), _betas(cfg)) if line]
+    return [line for line in (_rate(cfg, num_examples), *_optimizer(cfg), _betas(cfg), _rewards(cfg)) if line]
 
 
 def _rate(cfg: Config, num_examples: int | None) -> str | None:
@@ -107,3 +107,10 @@ def _betas(cfg: Config) -> str | None:
         f"optimizer.betas=[{shown}] are unusual: the averages may follow noise (low) or lag behind (high); "
         "set 'optimizer.betas=[0.9,0.999]'"
     )
+
+
+def _rewards(cfg: Config) -> str | None:
+    weighty = any(cfg.reward.weights.get(name, 1.0) for name in cfg.reward.functions)
+    if weighty or cfg.training.method == "supervised":
+        return None
+    return "reward.weights are all 0: no completion is better than another, and nothing can be learnt; give one a weight"

@@ -92,3 +92,12 @@ def test_half_decades_are_ones_and_threes():
 def test_no_shipped_optimizer_is_warned_of_for_its_eps_and_betas(name):
     """What is not used, or used otherwise than AdamW uses it, has no typical values."""
     assert not [line for line in warnings(config(f"optimizer={name}")) if "eps" in line or "betas" in line]
+
+
+def test_rewards_without_a_weight_are_warned_of():
+    none = [f"reward.weights.{name}=0" for name in ("format_exact", "format_approximate", "answer", "number")]
+    rate = "optimizer.learning_rate=1e-5"
+    (line,) = warnings(config(rate, *none))
+    assert line.startswith("reward.weights are all 0")
+    for weighty in (none[:3], [*none, "+reward.functions.mine=a.b"], [*none, "training.method=supervised"]):
+        assert warnings(config(rate, *weighty)) == []
