@@ -72,7 +72,9 @@ def unreadable(mistake: Exception) -> str:
     given = str(getattr(mistake, "override", None) or "").removeprefix("++")
     said = str(mistake).replace(f"++{given}", given)
     key, equals, value = given.partition("=")
-    if equals and not value.startswith(("[", "{")) and not {"'", '"'} & set(value):
+    if "," in (value[:1], value[-1:]) or ",," in value:
+        said += f"\nA value is missing beside a comma; values to sweep over are written without spaces: {key}=1,2"
+    elif equals and not value.startswith(("[", "{")) and not {"'", '"'} & set(value):
         said += f"\nA text with marks such as ( takes quotes of its own: '{key}=\"{value}\"'"
     return said if given in said else f"{given}: {said}"
 

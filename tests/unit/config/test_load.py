@@ -192,11 +192,12 @@ def test_an_option_that_is_not_there_is_answered_with_those_that_are_or_with_its
 
 def test_an_override_that_cannot_be_parsed_is_named():
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        for given in ("optimizer.betas=[0.9", "seed"):
+        for given in ("optimizer.betas=[0.9", "seed", "seed=1,", "seed=,1", "seed=1,,2"):
             with pytest.raises(HydraException) as mistake:
                 compose("config", hydra_arguments([given]))
             assert given in unreadable(mistake.value)
             assert "quotes" not in unreadable(mistake.value)
+            assert ("without spaces: seed=1,2" in unreadable(mistake.value)) == ("," in given)
 
 
 def test_a_text_that_needs_quotes_is_answered_with_the_override_that_works():
