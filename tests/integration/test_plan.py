@@ -55,6 +55,8 @@ def test_a_continued_run_is_planned_with_its_own_configuration(command, write_ru
         ),
         ("model.lora_module_path=nothing", "model.lora_module_path=nothing: fits no module"),
         ("+reward.functions.mine=no_such_module.reward", "No module named 'no_such_module'"),
+        ("model.weights=/no/such/folder", "model.weights=/no/such/folder: there is no such folder or .gguf file"),
+        ("model.weights=nothing.gguf", "model.weights=nothing.gguf: there is no such folder or .gguf file"),
         ("model.architecture.num_layers=5", "num_layers: 4 in the checkpoint, 5 in the configuration"),
     ],
 )

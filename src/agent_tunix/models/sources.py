@@ -32,11 +32,18 @@ def find_checkpoint(source: str) -> Path:
         if path.suffix == ".gguf":
             return path
         raise UserError(f"model.weights={source} is a file; give the folder it lies in, or a .gguf file.")
-    if not REPOSITORY.fullmatch(source) or path.suffix == ".gguf":
+    if not is_remote(source):
         raise UserError(
             f"model.weights={source}: there is no such folder or .gguf file, and it is not a repository id (owner/name)."
         )
     return _from_hub(source)
+
+
+def is_remote(source: str) -> bool:
+    """Whether it names weights that are not here but may be had, from Kaggle or from a repository of the hub."""
+    path = Path(os.path.expanduser(source))
+    named = REPOSITORY.fullmatch(source) is not None and path.suffix != ".gguf"
+    return source.startswith(KAGGLE) or (named and not path.exists())
 
 
 def _from_hub(repository: str) -> Path:

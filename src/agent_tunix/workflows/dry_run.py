@@ -24,6 +24,7 @@ from agent_tunix.config.schema import Config
 from agent_tunix.engine.metrics import Record
 from agent_tunix.errors import UserError
 from agent_tunix.models import kernels
+from agent_tunix.models.sources import is_remote
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.workflows import memory, setup
@@ -75,8 +76,7 @@ def run(cfg: Config, output: Path, console: Console) -> Record:
 def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]]:
     """Training examples (None: out of reach), the width of their prompts, and what could not be known from here."""
     longest = cfg.generation.max_prompt_length
-    local = cfg.model.weights.startswith("package:") or os.path.exists(os.path.expanduser(cfg.model.weights))
-    tokenizer = load_tokenizer(setup.fitting_checkpoint(cfg.model)[0]) if local else None
+    tokenizer = None if is_remote(cfg.model.weights) else load_tokenizer(setup.fitting_checkpoint(cfg.model)[0])
     try:
         if tokenizer:
             task = load_task(cfg, tokenizer, partial(say, console))
