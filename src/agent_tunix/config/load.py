@@ -61,6 +61,8 @@ def _lenient(argument: str) -> str:
 def missing_option(mistake: MissingConfigException) -> str:
     """What to say of an option that its group does not have."""
     group, _, option = (mistake.missing_cfg_file or "").rpartition("/")
+    if not group:
+        return f"There is no configuration named '{option}'; leave --config-name out: each verb has its own."
     if option in EXTRAS and group in ("hydra/launcher", "hydra/sweeper"):
         return f"{group}={option} needs an extra: pip install 'agent-tunix[{EXTRAS[option]}]'"
     hint, known = did_you_mean(option, mistake.options or ()), ", ".join(mistake.options or ())

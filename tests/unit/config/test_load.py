@@ -180,6 +180,7 @@ def test_did_you_mean(word, hint):
             "hydra/launcher/submitit_slurm",
             "hydra/launcher=submitit_slurm needs an extra: pip install 'agent-tunix[submitit]'",
         ),
+        ("nope", "There is no configuration named 'nope'; leave --config-name out: each verb has its own."),
         (
             "optimizer/adamx",
             "optimizer=adamx: there is no such option; did you mean adamw?\nThe options of optimizer are: adamw",
