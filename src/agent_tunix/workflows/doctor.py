@@ -111,6 +111,8 @@ def show_sweep(folder: Path, report: SweepReport, console: Console) -> None:
         state = ", ".join(sorted(job.illnesses)) or job.report.verdict
         state += "" if job.ended else f" ({job.status} after {job.steps} updates)"
         say(console, f"  {job.name:>3}  {job.label:{width}}  held-out accuracy {accuracy:>6}  {state}")
+        if error := job.report.vitals.get("ended by"):
+            say(console, f"       ended by: {error}")
     if report.others:
         say(console, f"  not begun, or not to be read: {', '.join(report.others)}")
     best = next((job for job in report.jobs if job.name == report.best), None)
