@@ -52,7 +52,7 @@ def test_a_ramp_without_a_signal_says_so_and_what_to_try(command, tmp_path):
     own = OmegaConf.load(tmp_path / "out" / "config.yaml")
     assert own.grpo.beta == lr_find.LEAST_BETA, "so that KL is measured"
     assert own.training.on_divergence == "stop", "a ramp is to end there"
-    assert found["conclusion"].startswith("No rate from 1.3e-12 to 1.0e-10 moved the reward")
+    assert found["conclusion"].startswith("No rate from 1.3e-12 to 1.0e-10 raised the reward")
     advice = json.loads((tmp_path / "out" / "summary.json").read_text())["advice"]
     assert advice[0].endswith("lr_find.lr_high=1e-08")
 

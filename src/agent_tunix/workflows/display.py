@@ -88,6 +88,10 @@ class Display:
         self.notice(f"step {record['step']}: held-out accuracy {self._accuracy}{sampled} ({record['n']} problems)")
 
 
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def say(console: Console, text: str) -> None:
     """Prints a text as it is: commands are to be copied, so no line is broken and nothing is taken for markup."""
     console.print(text, soft_wrap=True, markup=False, highlight=False)
@@ -97,7 +101,7 @@ def print_summary(
     console: Console, folder: Path, summary: Record, before: Sequence[Record], after: Sequence[Record]
 ) -> None:
     """The close of a run: accuracy before and after, samples before and after, what to do next."""
-    table = Table(title=f"{summary['status']}: {summary['steps']} updates in {summary['seconds']:.0f} s")
+    table = Table(title=f"{summary['status']}: {counted(summary['steps'], 'update')} in {summary['seconds']:.0f} s")
     for column in ("held-out", "before", "after"):
         table.add_column(column, justify="left" if column == "held-out" else "right")
     first, final = summary["first_eval"] or {}, summary["final_eval"] or {}

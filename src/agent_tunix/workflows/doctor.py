@@ -17,7 +17,7 @@ from agent_tunix.workflows.diagnosis.finding import Finding
 from agent_tunix.workflows.diagnosis.records import RunRecords, read_run
 from agent_tunix.workflows.diagnosis.remedies import OwnOverrides
 from agent_tunix.workflows.diagnosis.sweep import SweepReport, examine_sweep
-from agent_tunix.workflows.display import say
+from agent_tunix.workflows.display import counted, say
 from agent_tunix.workflows.sweep_folder import job_folders, read_index
 
 USAGE = "usage: agent-tunix doctor <run or sweep folder> [--json]"
@@ -104,12 +104,12 @@ def show_run(folder: Path, report: Report, console: Console) -> None:
 
 def show_sweep(folder: Path, report: SweepReport, console: Console) -> None:
     count = len(report.jobs) + len(report.others)
-    say(console, f"{folder}: a sweep of {count} job{'' if count == 1 else 's'}\n")
+    say(console, f"{folder}: a sweep of {counted(count, 'job')}\n")
     width = max(len(job.label) for job in report.jobs)
     for job in report.jobs:
         accuracy = "-" if job.accuracy is None else f"{job.accuracy:.1%}"
         state = ", ".join(sorted(job.illnesses)) or job.report.verdict
-        state += "" if job.ended else f" ({job.status} after {job.steps} updates)"
+        state += "" if job.ended else f" ({job.status} after {counted(job.steps, 'update')})"
         say(console, f"  {job.name:>3}  {job.label:{width}}  held-out accuracy {accuracy:>6}  {state}")
         if error := job.report.vitals.get("ended by"):
             say(console, f"       ended by: {error}")
@@ -119,7 +119,8 @@ def show_sweep(folder: Path, report: SweepReport, console: Console) -> None:
     if best is not None:
         tied = f"; not told from it by noise: {', '.join(report.tied)}" if report.tied else ""
         so_far = "" if report.ended else " so far"
-        say(console, f"\nBest{so_far}: job {best.name}  {best.label}  ({best.accuracy:.1%}){tied}")
+        label = f"  {best.label}" if best.label else ""  # of a single job nothing differs
+        say(console, f"\nBest{so_far}: job {best.name}{label}  ({best.accuracy:.1%}){tied}")
     _show_findings(report.findings, console)
 
 

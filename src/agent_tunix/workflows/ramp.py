@@ -131,7 +131,7 @@ def _no_gain(rates: Sequence[float], found: Curve) -> str:
             f"No rate raised the reward beyond noise, and beyond {rates[max([0, *held])]:.1e} it fell: "
             "there is nothing to learn from this reward, or the steps are too few to show it."
         )
-    return f"No rate from {rates[0]:.1e} to {rates[-1]:.1e} moved the reward beyond noise."
+    return f"No rate from {rates[0]:.1e} to {rates[-1]:.1e} raised the reward beyond noise."
 
 
 def _conclusion(found: Curve, kl: float, bounds: tuple[float, float], speed: float, suggested: float) -> str:

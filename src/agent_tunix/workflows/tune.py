@@ -21,7 +21,7 @@ from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.workflows import setup
 from agent_tunix.workflows.diagnosis.records import finite, read_object
 from agent_tunix.workflows.diagnosis.remedies import join, leaves
-from agent_tunix.workflows.display import say
+from agent_tunix.workflows.display import counted, say
 from agent_tunix.workflows.plan import Plan
 from agent_tunix.workflows.train import prepare
 from agent_tunix.workflows.tuning.closing import close
@@ -128,7 +128,7 @@ def fit(s: Session, plan: Plan, settings: Settings, earlier: Record) -> None:
     s.write()
     replace_text(s.folder / "tune.yaml", config_text(s.cfg))
     of = "" if s.end == plan.total_steps else f" of the {plan.total_steps} that the whole run has"
-    s.say(f"Candidates run for {s.end} updates{of} and are compared after {', '.join(map(str, s.places))}.")
+    s.say(f"Candidates run for {counted(s.end, 'update')}{of} and are compared after {', '.join(map(str, s.places))}.")
 
 
 def _affordable(s: Session, plan: Plan, budget: float) -> int:

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from agent_tunix import cli
-from agent_tunix.workflows.display import Bars, print_summary, shell_command
+from agent_tunix.workflows.display import Bars, counted, print_summary, shell_command
 
 
 def test_text_of_the_user_is_shown_as_it_is(tmp_path, capsys):
@@ -53,6 +53,10 @@ def test_the_close_of_a_run_sets_its_start_beside_its_end(capsys):
     assert ["accuracy", "25.0%", "-"] in shown(first), "what a run was before it trained is not what it came to"
     fewer = shown({"step": 7, "accuracy": 0.75})
     assert not any("format" in line for line in fewer), "a run may be continued with fewer measures"
+
+
+def test_one_is_not_counted_as_many():
+    assert [counted(number, "update") for number in (0, 1, 2)] == ["0 updates", "1 update", "2 updates"]
 
 
 @pytest.mark.parametrize("name", ["python", "python3"])

@@ -64,7 +64,7 @@ def test_noise_is_not_taken_for_a_gain():
     readings = [ramp.read(*made_up(seed=seed, gain=0.0, limit=1.0), 40, FULL_UPDATES) for seed in range(200)]
     assert sum(reading.suggested is not None for reading in readings) <= 20
     silent = next(reading for reading in readings if reading.suggested is None)
-    assert "moved the reward beyond noise" in silent.conclusion
+    assert "raised the reward beyond noise" in silent.conclusion
     assert silent.range is None
     assert set(silent.score) == {0.0}
 

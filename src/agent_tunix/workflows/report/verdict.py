@@ -9,6 +9,7 @@ from agent_tunix.workflows.diagnosis.examination import Report
 from agent_tunix.workflows.diagnosis.finding import Finding, Severity
 from agent_tunix.workflows.diagnosis.records import FINISHED, TOLD_APART, Accuracy, RunRecords, difference
 from agent_tunix.workflows.diagnosis.signs import reward_or_loss
+from agent_tunix.workflows.display import counted
 
 NAMED = 4  # candidates in one sentence
 ENDED = (*FINISHED, "rolled back")  # of a candidate: what it came to is all that it will come to
@@ -55,7 +56,7 @@ def run_verdict(run: RunRecords, report: Report) -> Verdict:
 
 
 def _progress(run: RunRecords) -> str:
-    updates = f"{run.steps} update{'' if run.steps == 1 else 's'}"
+    updates = counted(run.steps, "update")
     seen = run.accuracies()
     if len(seen) > 1:
         return f"held-out accuracy {change(seen[0], seen[-1])} in {updates}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from agent_tunix.engine.metrics import Record
 from agent_tunix.workflows.diagnosis.records import Accuracy
+from agent_tunix.workflows.display import counted
 from agent_tunix.workflows.tuning.selection import Result, Standing, over_seeds, paired_difference
 from agent_tunix.workflows.tuning.stages import Settings, Stage
 
@@ -44,7 +45,8 @@ def stage_conclusion(stage: Stage, chosen: float, end: Accuracy, others: Sequenc
 def _against(one: Standing) -> str:
     if one.accuracy is None:
         return f"{one.value:g} (diverged)"
-    return f"{one.value:g} ({_share(one.accuracy.share)} against {_share(one.chosen.share)} at {one.chosen.step} updates)"
+    after = counted(one.chosen.step, "update")
+    return f"{one.value:g} ({_share(one.accuracy.share)} against {_share(one.chosen.share)} at {after})"
 
 
 def all_diverged(stage: Stage, history: Sequence[Sequence[Result]]) -> str:
