@@ -46,7 +46,7 @@ def resumed(folder: str, overrides: Sequence[str]) -> tuple[Config, Path]:
         if key in FIXED and not _same(key, began[key], OmegaConf.select(saved, key)):
             kept = "null" if began[key] is None else began[key]
             raise UserError(f"{override.lstrip('+')}: a resumed run keeps {key}={kept}, as {FIXED[key]}. Start another run.")
-    return validate(saved, Config), path
+    return validate(saved, Config, f"{path / 'config.yaml'} and the command line"), path
 
 
 def _same(key: str, before: Any, now: Any) -> bool:

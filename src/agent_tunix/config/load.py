@@ -81,13 +81,13 @@ def unreadable(mistake: Exception) -> str:
     return said if given in said else f"{given}: {said}"
 
 
-def validate(composed: DictConfig | Mapping[str, Any], kind: type[C]) -> C:
-    """Resolves and checks a configuration; raises one UserError that lists every fault."""
-    (config,) = validate_all([composed], kind)
+def validate(composed: DictConfig | Mapping[str, Any], kind: type[C], source: str = "") -> C:
+    """Resolves and checks a configuration; raises one UserError that lists every fault, and says where they are."""
+    (config,) = validate_all([composed], kind, source)
     return config
 
 
-def validate_all(jobs: Iterable[DictConfig | Mapping[str, Any]], kind: type[C]) -> list[C]:
+def validate_all(jobs: Iterable[DictConfig | Mapping[str, Any]], kind: type[C], source: str = "") -> list[C]:
     """The same of several, whose faults are told together, and once where they have them in common."""
     configs, faults = list[C](), dict[str, None]()
     for composed in jobs:
@@ -97,7 +97,7 @@ def validate_all(jobs: Iterable[DictConfig | Mapping[str, Any]], kind: type[C]) 
         else:
             configs.append(found)
     if faults:
-        raise UserError(report(list(faults)))
+        raise UserError(report(list(faults), source))
     return configs
 
 
@@ -151,13 +151,10 @@ def _numbers(*values: Any) -> bool:
     return all(isinstance(value, int | float) for value in values)
 
 
-def report(lines: list[str]) -> str:
-    head = (
-        "There is a fault in the configuration:"
-        if len(lines) == 1
-        else f"There are {len(lines)} faults in the configuration:"
-    )
-    return "\n".join([head, *(f"  {line}" for line in lines)])
+def report(lines: list[str], source: str = "") -> str:
+    head = "There is a fault" if len(lines) == 1 else f"There are {len(lines)} faults"
+    where = f"in the configuration of {source}:" if source else "in the configuration:"
+    return "\n".join([f"{head} {where}", *(f"  {line}" for line in lines)])
 
 
 def read_config(path: Path) -> DictConfig:

@@ -105,7 +105,7 @@ def saved_config(folder: str, key: str) -> Config:
         )
     if (path.parent / "lr_find.json").exists():
         raise UserError(f"{key}={folder} is a ramp of lr-find, which keeps no model; give the folder of a run.")
-    return validate(read_config(path), Config)
+    return validate(read_config(path), Config, str(path))
 
 
 def refuse_others(folder: Path, kept: str) -> None:

@@ -238,9 +238,9 @@ def _lacks_report(folder: Path) -> bool:
 
 def _unfinished(job: Job) -> bool:
     """Whether a job is still to be run or to be gone on with; refuses the folder of another run."""
-    if not (job.folder / "config.yaml").exists():
+    if not (file := job.folder / "config.yaml").exists():
         return True
-    if validate(read_config(job.folder / "config.yaml"), Config) != job.cfg:
+    if validate(read_config(file), Config, str(file)) != job.cfg:
         raise UserError(f"{job.folder} holds another run; choose another folder, as in hydra.sweep.dir=multirun/new.")
     found = results(job.folder)
     rested = found["status"] == "paused" and job.rests(found["steps"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from omegaconf import OmegaConf
 from agent_tunix.config.continuation import FIXED, anchored, resumed
 from agent_tunix.config.load import config_folder
 from agent_tunix.errors import UserError
+from agent_tunix.workflows.setup import saved_config
 
 OTHER = {
     "seed": "43",
@@ -79,3 +81,16 @@ def test_a_run_that_starts_from_another_says_from_which_step_and_over_what_base(
     assert anchored(cfg) == cfg
     with pytest.raises(UserError, match="a step of which run"):
         anchored(cfg.model_copy(update={"training": cfg.training.model_copy(update={"init_step": 3})}))
+
+
+def test_a_configuration_that_was_cut_short_is_named_by_its_file(run, tmp_path):
+    """Its faults are not in what was typed, and nobody looks for them in a folder of results."""
+    text = (Path(run) / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(text[: text.index("reward:")])
+    file = re.escape(str(tmp_path / "config.yaml"))
+    with pytest.raises(
+        UserError, match=rf"faults in the configuration of {file} and the command line:\n(.*\n)*  reward: missing"
+    ):
+        resumed(str(tmp_path), [])
+    with pytest.raises(UserError, match=rf"faults in the configuration of {file}:\n(.*\n)*  reward: missing"):
+        saved_config(str(tmp_path), "run")
