@@ -87,11 +87,11 @@ class Checkpoints:
         args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), progress=ocp.args.JsonRestore())
         try:
             restored = self._manager.restore(step, args=args)
+            return restored.state, Progress.from_json(restored.progress)
         except Exception as fault:  # orbax and tensorstore raise many kinds
             if mistake_of(fault):
                 raise
             raise self._unreadable(step, fault) from fault
-        return restored.state, Progress.from_json(restored.progress)
 
     def _check_shapes(self, like: TrainState, step: int) -> None:
         """Refuses arrays of other shapes before any is read: orbax stops at the first, and its other readers cry out."""

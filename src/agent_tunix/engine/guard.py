@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import signal
 from typing import Any
 
@@ -29,8 +30,9 @@ class Progress:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> Progress:
-        """What `dataclasses.asdict` wrote; JSON knows lists only."""
-        return cls(saved["position"], saved["rate_scale"], tuple(saved["skipped"]), tuple(saved["rollbacks"]))
+        """What `dataclasses.asdict` wrote; JSON knows lists only. Raises a TypeError or KeyError for anything else."""
+        position, rate_scale = operator.index(saved["position"]), saved["rate_scale"] * 1.0
+        return cls(position, rate_scale, tuple(saved["skipped"]), tuple(saved["rollbacks"]))
 
     def advanced(self) -> Progress:
         return dataclasses.replace(self, position=self.position + 1)

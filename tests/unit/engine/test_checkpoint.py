@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import json
 import shutil
 import subprocess
 import sys
@@ -174,6 +175,16 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_serves(checkpoints, tm
     again = Checkpoints(tmp_path / "checkpoints")
     assert again.restore(state_at(0, rank=64))[1] == Progress(4)
     again.close()
+
+
+@pytest.mark.parametrize("change", [{"position": "4"}, {"rate_scale": None}, {"skipped": 3}, None], ids=str)
+def test_a_record_of_progress_that_is_none_is_a_damaged_checkpoint(checkpoints, tmp_path, change):
+    checkpoints.save(state_at(5), Progress(1))
+    checkpoints.settle()
+    record = tmp_path / "checkpoints" / "5" / "progress" / "metadata"
+    record.write_text(json.dumps(json.loads(record.read_text()) | change if change else []))
+    with pytest.raises(UserError, match=r"step 5 cannot be read; it may be damaged"):
+        checkpoints.restore(state_at(0))
 
 
 def test_checkpoints_that_are_only_read_make_no_folder(tmp_path):
