@@ -11,6 +11,7 @@ from agent_tunix.engine.guard import Progress
 from agent_tunix.engine.metrics import Record, RunFolder, read_records
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.tasks.rewards import is_fault_of_reward
+from agent_tunix.workflows.diagnosis.records import finite
 from agent_tunix.workflows.diagnosis.remedies import join, less, own_overrides, value_text, with_lr_min
 from agent_tunix.workflows.gather import Run
 
@@ -52,8 +53,10 @@ def ended_by(error: Exception) -> tuple[str, str]:
 
 
 def validations(folder: RunFolder) -> list[Record]:
-    """The evaluations made in training."""
-    return [record for record in read_records(folder.path / "evals.jsonl") if record["split"] == "validation"]
+    """The evaluations made in training, by step; one that a hand or a disk has spoilt is as good as none, and made again."""
+    kept = [record for record in read_records(folder.path / "evals.jsonl") if record.get("split") == "validation"]
+    whole = [record for record in kept if finite(record.get("step")) and finite(record.get("accuracy"))]
+    return sorted(whole, key=lambda record: record["step"])
 
 
 def _advice(r: Run, status: str, fault: str, path: Path) -> list[str]:
