@@ -16,7 +16,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +29,19 @@ from agent_tunix.errors import UserError, mistake_of
 from agent_tunix.types import TrainState
 
 OF_TENSORSTORE = re.compile(r" \[tensorstore_spec|\. See full TensorStore details")  # pages that follow a fault
-logging.getLogger("absl").setLevel(logging.CRITICAL)  # what orbax logs as an error it raises as well
+for logger in ("absl", "asyncio"):  # what orbax logs as an error, or leaves to be logged, it raises as well
+    logging.getLogger(logger).setLevel(logging.CRITICAL)
 
 
-@contextlib.contextmanager
-def _quiet_readers() -> Iterator[None]:
-    """Orbax stops at the first array that it cannot read; the readers of the others, which end later, are not heard."""
-    hook = sys.unraisablehook
+def _unless_late(hook: Callable[[Any], object], found: Any) -> None:
+    if "Event loop is closed" not in str(found.exc_value):
+        hook(found)
 
-    def unless_late(found: Any) -> None:
-        if "Event loop is closed" not in str(found.exc_value):
-            hook(found)
 
-    sys.unraisablehook = unless_late
-    yield
-    sys.unraisablehook = hook  # after a fault it stays as it is: the others are not through yet
+def _quiet_others() -> None:
+    """Orbax stops at the first array that it cannot read or write; what the others say, which end later, is not heard."""
+    if getattr(sys.unraisablehook, "func", None) is not _unless_late:
+        sys.unraisablehook = partial(_unless_late, sys.unraisablehook)
 
 
 class Checkpoints:
@@ -59,6 +58,7 @@ class Checkpoints:
 
     def save(self, state: TrainState, progress: Progress) -> None:
         """Saves once a step, and goes on before it is on disk; the state may be used up at once."""
+        _quiet_others()
         step = int(state.step)
         if step not in self.steps():
             record = ocp.args.JsonSave(dataclasses.asdict(progress))
@@ -69,10 +69,7 @@ class Checkpoints:
 
     def restore(self, like: TrainState, step: int | None = None) -> tuple[TrainState, Progress]:
         """The state at a step (default: the last) in the structure of `like`, and the progress saved with it."""
-        with _quiet_readers():
-            return self._restore(like, step)
-
-    def _restore(self, like: TrainState, step: int | None) -> tuple[TrainState, Progress]:
+        _quiet_others()
         self.settle()
         steps = self.steps()
         if not steps:
