@@ -28,7 +28,7 @@ from agent_tunix.config.load import C, config_folder, did_you_mean, hydra_argume
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
 from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 from agent_tunix.engine import lifeline
-from agent_tunix.errors import DivergenceError, StoppedError, UserError, mistake_of
+from agent_tunix.errors import DivergenceError, StoppedError, UserError, insist_on_interrupts, mistake_of
 
 console = Console(highlight=False, markup=False, emoji=False)  # text is shown as it is: much of it is the user's
 
@@ -235,10 +235,9 @@ def _hydra(config_name: str, task: Callable[[DictConfig], float | None], several
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
     """Answers for what a user can mend by a message, without a traceback."""
+    insist_on_interrupts()
     try:
         yield
-    except UserError as mistake:
-        _fail(mistake)
     except (Exception, KeyboardInterrupt) as fault:
         if (of_user := mistake_of(fault)) is None:
             raise

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
+import signal
+import sys
+import threading
+from typing import Any
 
 GOING_ON = "A run goes on by training.resume=<folder>, a sweep or a search by its command again in its folder."
 
@@ -31,6 +37,8 @@ class StoppedError(UserError):
 
 def mistake_of(fault: BaseException) -> UserError | None:
     """What to say of a fault of files, of memory or of a group's name that a user can mend; nothing of any other."""
+    if isinstance(fault, UserError):
+        return fault
     if isinstance(fault, KeyboardInterrupt):
         return StoppedError(f"Interrupted. {GOING_ON}")
     if isinstance(fault, OSError):
@@ -45,6 +53,19 @@ def mistake_of(fault: BaseException) -> UserError | None:
             "ones (generation.max_generation_steps) and a smaller base (model.base_dtype=int8 or nf4)."
         )
     return None
+
+
+def insist_on_interrupts() -> None:
+    """Has a Ctrl-C come again that came where Python drops exceptions, as in JAX's callback of the garbage collector."""
+    hook = sys.unraisablehook
+
+    def unless_interrupt(found: Any) -> None:
+        if not issubclass(found.exc_type, KeyboardInterrupt):
+            return hook(found)
+        with contextlib.suppress(RuntimeError):  # no thread starts where Python is ending anyway
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    sys.unraisablehook = unless_interrupt
 
 
 def _of_files(fault: OSError) -> UserError | None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
 import sys
 
 import pytest
@@ -29,3 +30,22 @@ def test_the_command_is_a_module_too(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         runpy.run_module("agent_tunix.cli", run_name="__main__")
     assert "did you mean train?" in capsys.readouterr().err
+
+
+def test_a_ctrl_c_that_the_garbage_collector_would_swallow_stops_the_command():
+    """JAX has a callback there, and a signal that comes during a collection is raised in the first Python that follows."""
+    script = """
+import gc, signal, time
+from agent_tunix.cli import answering
+def callback(phase, info):
+    gc.callbacks.remove(callback)
+    signal.raise_signal(signal.SIGINT)
+with answering():
+    gc.callbacks.append(callback)
+    gc.collect()
+    time.sleep(30)
+    print("it went on")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr.startswith("Interrupted.")
