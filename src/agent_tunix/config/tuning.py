@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from agent_tunix.config.schema import Config, Positive, Section, Share
+from agent_tunix.config.schema import Config, Positive, Share
+from agent_tunix.config.section import Section
 
 TIME = re.compile(r"\d+(\.\d+)?[smh]")
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
