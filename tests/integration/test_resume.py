@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -118,9 +119,10 @@ def straight(command, kept: Path, monkeypatch) -> Path:
 def resume(command):
     """Goes on with the run in the working directory, in this process, which has its programs ready."""
 
-    def go_on() -> None:
+    def go_on() -> str:
         outcome = command("train", "training.resume=run")
         assert outcome.code == 0, outcome.err
+        return outcome.out
 
     return go_on
 
@@ -147,7 +149,8 @@ def test_kill_in_the_middle_of_a_save(straight, resume, tmp_path, moment):
     shutil.copytree(straight.with_name(moment), tmp_path / "run")
     saved = [name for name in os.listdir(tmp_path / "run" / "checkpoints") if name.isdigit()]
     assert sorted(saved) == [str(SAVE_EVERY)] + ([str(2 * SAVE_EVERY)] if moment == "after" else [])
-    resume()
+    made_again = re.search(rf"Saved up to step {SAVE_EVERY}: \d+ updates recorded after it will be made again\.", resume())
+    assert bool(made_again) == (moment == "before")
     assert_same_run(tmp_path / "run", straight)
 
 

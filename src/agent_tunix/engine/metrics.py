@@ -130,6 +130,12 @@ def read_records(path: Path) -> list[Record]:
     return objects(read_text(path).split("\n"))
 
 
+def last_step(path: Path) -> int:
+    """Of those that a run's folder has recorded."""
+    steps = [record.get("step") for record in read_records(path / "metrics.jsonl")]
+    return max((step for step in steps if isinstance(step, int)), default=0)
+
+
 def read_text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 

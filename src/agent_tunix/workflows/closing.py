@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agent_tunix.config.guidance import warnings
 from agent_tunix.engine.guard import Progress
-from agent_tunix.engine.metrics import Record, RunFolder, read_records
+from agent_tunix.engine.metrics import Record, RunFolder, last_step, read_records
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.tasks.rewards import is_fault_of_reward
 from agent_tunix.workflows.diagnosis.records import finite
@@ -21,11 +21,10 @@ HOW_TO_LEARN = ("experiment", "training", "optimizer", "scheduler", "grpo")  # w
 def summarise(r: Run, folder: RunFolder, rollbacks: Sequence[Record], status: str, fault: str = "") -> Record:
     """Writes summary.json, and returns it; `fault` is what has made a run diverge or fail."""
     evals = validations(folder)
-    steps = max((record["step"] for record in read_records(folder.path / "metrics.jsonl")), default=0)
     summary: Record = {
         "status": status,
         "overrides": _overrides(r),
-        "steps": steps,
+        "steps": last_step(folder.path),
         "first_eval": evals[0] if evals else None,
         "best_eval": max(evals, key=lambda record: record["accuracy"], default=None),
         "final_eval": evals[-1] if evals else None,

@@ -27,6 +27,7 @@ from agent_tunix.engine.metrics import (
     RunFolder,
     claimed,
     cost_record,
+    last_step,
     replace_text,
     run_folder,
     update_record,
@@ -42,7 +43,7 @@ from agent_tunix.workflows import doctor, setup
 from agent_tunix.workflows.closing import ended_by, remedy, summarise, validations
 from agent_tunix.workflows.diagnosis.examination import early_warnings
 from agent_tunix.workflows.diagnosis.records import finite, read_object
-from agent_tunix.workflows.display import Bars, Display, print_summary
+from agent_tunix.workflows.display import Bars, Display, counted, print_summary
 from agent_tunix.workflows.evaluate import complete, grade
 from agent_tunix.workflows.examples import Notice
 from agent_tunix.workflows.gather import Run, evaluation_ways, foreseen, gather, update_of, with_demonstrations
@@ -128,11 +129,13 @@ def _in_folder(
     """The same, from the fresh state on, in a folder that no other process writes to."""
     checkpoints = Checkpoints(path / "checkpoints", r.cfg.training.max_checkpoints_to_keep)
     state, progress = _restored(r, path, checkpoints, fresh)
+    if (lost := last_step(path) - (saved := int(state.step))) > 0:
+        display.notice(f"Saved up to step {saved}: {counted(lost, 'update')} recorded after it will be made again.")
     r = _counting_on(r, path)
-    folder = run_folder(path, int(state.step))
+    folder = run_folder(path, saved)
     if processes.first():
         replace_text(path / "config.yaml", config_text(r.cfg))
-    display.begin(int(state.step))
+    display.begin(saved)
     desk = Desk(folder, checkpoints, display, interruption, pause, list(progress.rollbacks), set())
     status, fault, after = "failed", "", []
     try:
