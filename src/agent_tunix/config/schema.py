@@ -16,6 +16,7 @@ from agent_tunix.config.section import Section
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Length = Annotated[int, Field(ge=1, le=2**17)]  # in tokens; no Gemma 3 has read more
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
@@ -154,10 +155,10 @@ class GrpoSection(Section):
 
 
 class GenerationSection(Section):
-    max_prompt_length: Positive = Field(
+    max_prompt_length: Length = Field(
         description="Longest prompt, in tokens; longer ones are dropped when data is loaded."
     )
-    max_generation_steps: Positive = Field(description="Longest completion, in tokens.")
+    max_generation_steps: Length = Field(description="Longest completion, in tokens.")
     temperature: float = Field(ge=1e-3, description="Divides the logits in sampling and in training alike.")
     top_p: float = Field(gt=0, le=1, description="Sample from the smallest set of tokens with this probability.")
     top_k: Positive | None = Field(description="Sample from the k likeliest tokens; null: from all.")

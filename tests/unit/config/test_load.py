@@ -103,6 +103,7 @@ def test_all_faults_are_reported_together(faults):
         ("optimizer.optimizer_name", "adam", "'adamw'"),
         ("optimizer.decay_norms", True, "optimizer.decay_norms=true: adapters have no norms to decay"),
         ("optimizer.max_grad_norm", 0.0, "must be greater than 0"),
+        ("generation.max_generation_steps", 200000, "must be less than or equal to 131072"),
         ("optimizer.warmup_ratio", 1.5, "must be less than or equal to 1"),
         ("scheduler.warmup_steps", -1, "must be greater than or equal to 0"),
         ("scheduler.lr_min", 1.0, "scheduler.lr_min=1 is above optimizer.learning_rate=1e-05"),
