@@ -155,9 +155,7 @@ class GrpoSection(Section):
 
 
 class GenerationSection(Section):
-    max_prompt_length: Length = Field(
-        description="Longest prompt, in tokens; longer ones are dropped when data is loaded."
-    )
+    max_prompt_length: Length = Field(description="Longest prompt, in tokens; longer ones are dropped when data is loaded.")
     max_generation_steps: Length = Field(description="Longest completion, in tokens.")
     temperature: float = Field(ge=1e-3, description="Divides the logits in sampling and in training alike.")
     top_p: float = Field(gt=0, le=1, description="Sample from the smallest set of tokens with this probability.")
