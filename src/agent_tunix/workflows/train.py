@@ -27,7 +27,6 @@ from agent_tunix.engine.metrics import (
     RunFolder,
     claimed,
     cost_record,
-    last_step,
     replace_text,
     run_folder,
     update_record,
@@ -35,20 +34,20 @@ from agent_tunix.engine.metrics import (
 from agent_tunix.engine.population import Conversation, Foresight, alone, beside
 from agent_tunix.engine.rng import Purpose
 from agent_tunix.engine.update import evaluation_trainable
-from agent_tunix.errors import DivergenceError, UserError
+from agent_tunix.errors import DivergenceError
 from agent_tunix.tasks.datasets import Stream
 from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.types import TrainState
 from agent_tunix.workflows import doctor, setup
 from agent_tunix.workflows.closing import ended_by, remedy, summarise, validations
 from agent_tunix.workflows.diagnosis.examination import early_warnings
-from agent_tunix.workflows.diagnosis.records import finite, read_object
-from agent_tunix.workflows.display import Bars, Display, counted, print_summary
+from agent_tunix.workflows.display import Bars, Display, print_summary
 from agent_tunix.workflows.evaluate import complete, grade
 from agent_tunix.workflows.examples import Notice
 from agent_tunix.workflows.gather import Run, evaluation_ways, foreseen, gather, update_of, with_demonstrations
 from agent_tunix.workflows.plan import make_plan, too_few
 from agent_tunix.workflows.report.page import report_on
+from agent_tunix.workflows.resuming import counting_on, restored
 
 SAMPLES_SHOWN = 3
 Pause = Callable[[int], bool]  # whether a run is to rest after this many updates
@@ -128,14 +127,12 @@ def _in_folder(
 ) -> Conversation[Outcome]:
     """The same, from the fresh state on, in a folder that no other process writes to."""
     checkpoints = Checkpoints(path / "checkpoints", r.cfg.training.max_checkpoints_to_keep)
-    state, progress = _restored(r, path, checkpoints, fresh)
-    if (lost := last_step(path) - (saved := int(state.step))) > 0:
-        display.notice(f"Saved up to step {saved}: {counted(lost, 'update')} recorded after it will be made again.")
-    r = _counting_on(r, path)
-    folder = run_folder(path, saved)
+    state, progress = restored(r, path, checkpoints, fresh, display.notice)
+    r = counting_on(r, path)
+    folder = run_folder(path, int(state.step))
     if processes.first():
         replace_text(path / "config.yaml", config_text(r.cfg))
-    display.begin(saved)
+    display.begin(int(state.step))
     desk = Desk(folder, checkpoints, display, interruption, pause, list(progress.rollbacks), set())
     status, fault, after = "failed", "", []
     try:
@@ -163,37 +160,6 @@ def _in_folder(
             report_on(path, display.notice)
         display.end(status)
     return Outcome(summary, before, after)
-
-
-def _counting_on(r: Run, path: Path) -> Run:
-    """The run, begun earlier by the seconds that the processes before this one have written down; a killed one has not."""
-    earlier = read_object(path / "summary.json").get("seconds", 0.0)
-    return dataclasses.replace(r, started=r.started - earlier) if finite(earlier) else r
-
-
-def _restored(r: Run, path: Path, checkpoints: Checkpoints, fresh: TrainState) -> tuple[TrainState, Progress]:
-    """Where the run goes on, or begins; refuses a configuration in which it could not have come there."""
-    if not checkpoints.steps():
-        return fresh, Progress()
-    state, progress = checkpoints.restore(fresh)
-    made, planned = progress.position, r.plan.total_batches
-    if made > planned:
-        raise UserError(
-            f"{path} has trained on {made} batches, and this configuration ends after {planned}.\n"
-            "A run cannot be made shorter; evaluate and export take an earlier checkpoint by step=<n>."
-        )
-    if int(state.step) != made * r.plan.iterations:
-        raise UserError(
-            f"{path} has made {int(state.step)} updates from {made} batches, and this configuration has {r.plan.iterations} "
-            "for each.\nSchedules count updates, so grpo.num_iterations must be what the run was started with."
-        )
-    ended = made == planned and read_object(path / "summary.json").get("status") == "completed"
-    if ended and r.cfg != setup.saved_config(str(path), "training.resume"):  # which would be written down as its own
-        raise UserError(
-            f"{path} has come to its end, and nothing is left to do with other values.\n"
-            "Make it longer, as by training.num_epochs, or start another run."
-        )
-    return state, progress
 
 
 def train_loop(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Conversation[tuple[TrainState, Progress]]:

@@ -1,0 +1,56 @@
+"""Where a run goes on that was begun before, by another process."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from agent_tunix.engine.checkpoint import Checkpoints
+from agent_tunix.engine.guard import Progress
+from agent_tunix.engine.metrics import last_step
+from agent_tunix.errors import UserError
+from agent_tunix.types import TrainState
+from agent_tunix.workflows import setup
+from agent_tunix.workflows.diagnosis.records import finite, read_object
+from agent_tunix.workflows.display import counted
+from agent_tunix.workflows.examples import Notice
+from agent_tunix.workflows.gather import Run
+
+
+def restored(r: Run, path: Path, checkpoints: Checkpoints, fresh: TrainState, notice: Notice) -> tuple[TrainState, Progress]:
+    """Where the run goes on, or begins; says how much of what was recorded no checkpoint has."""
+    state, progress = fresh, Progress()
+    if checkpoints.steps():
+        state, progress = checkpoints.restore(fresh)
+        _check(r, path, int(state.step), progress.position)
+    saved = int(state.step)
+    if (lost := last_step(path) - saved) > 0:
+        notice(f"Saved up to step {saved}: {counted(lost, 'update')} recorded after it will be made again.")
+    return state, progress
+
+
+def _check(r: Run, path: Path, steps: int, made: int) -> None:
+    """Refuses a configuration in which the run could not have made so many steps from so many batches."""
+    planned = r.plan.total_batches
+    if made > planned:
+        raise UserError(
+            f"{path} has trained on {made} batches, and this configuration ends after {planned}.\n"
+            "A run cannot be made shorter; evaluate and export take an earlier checkpoint by step=<n>."
+        )
+    if steps != made * r.plan.iterations:
+        raise UserError(
+            f"{path} has made {steps} updates from {made} batches, and this configuration has {r.plan.iterations} "
+            "for each.\nSchedules count updates, so grpo.num_iterations must be what the run was started with."
+        )
+    ended = made == planned and read_object(path / "summary.json").get("status") == "completed"
+    if ended and r.cfg != setup.saved_config(str(path), "training.resume"):  # which would be written down as its own
+        raise UserError(
+            f"{path} has come to its end, and nothing is left to do with other values.\n"
+            "Make it longer, as by training.num_epochs, or start another run."
+        )
+
+
+def counting_on(r: Run, path: Path) -> Run:
+    """The run, begun earlier by the seconds that the processes before this one have written down; a killed one has not."""
+    earlier = read_object(path / "summary.json").get("seconds", 0.0)
+    return dataclasses.replace(r, started=r.started - earlier) if finite(earlier) else r
