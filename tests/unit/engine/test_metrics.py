@@ -15,6 +15,7 @@ from agent_tunix.engine.metrics import (
     RunFolder,
     claimed,
     cost_record,
+    last_step,
     peak_memory_gb,
     read_records,
     replace_text,
@@ -180,3 +181,9 @@ def test_the_best_and_the_worst_completion_of_the_first_prompt_are_shown():
     asked = {"prompt": "1+1?", "answer": "2"}
     assert best == {**asked, "completion": "b", "reward": 3.0, "rewards": {"answer": 1.0}, "advantage": 1.0}
     assert worst == {**asked, "completion": "a", "reward": 1.0, "rewards": {"answer": 0.0}, "advantage": -1.0}
+
+
+def test_the_last_step_is_that_of_what_can_be_read(tmp_path):
+    assert last_step(tmp_path) == 0
+    (tmp_path / "metrics.jsonl").write_text('{"step": 2}\n{"step": 3}\n{"step": "9"}\n{"loss": 1}\n{"step": 4')
+    assert last_step(tmp_path) == 3

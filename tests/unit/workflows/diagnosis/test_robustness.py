@@ -45,6 +45,18 @@ def test_a_sweep_is_read_without_the_jobs_that_cannot_be_and_says_so(tmp_path, c
     assert "too short (failed after 0 updates)\n       ended by: The disk is full.\n" in capsys.readouterr().out
 
 
+def test_the_best_of_a_single_job_has_nothing_to_be_told_apart_by(tmp_path, config, capsys):
+    (tmp_path / "0").mkdir()
+    OmegaConf.save(OmegaConf.create(config), tmp_path / "0" / "config.yaml")
+    (tmp_path / "0" / "evals.jsonl").write_text('{"step": 4, "split": "validation", "accuracy": 0.5, "n": 200}\n')
+    (tmp_path / "0" / "summary.json").write_text('{"status": "completed", "steps": 4}')
+    (tmp_path / "sweep.json").write_text(json.dumps({"jobs": [{"job": "0", "overrides": []}]}))
+    doctor.show(tmp_path, doctor.diagnose(tmp_path), Console(width=200))
+    said = capsys.readouterr().out
+    assert "a sweep of 1 job\n" in said
+    assert "Best: job 0  (50.0%)\n" in said
+
+
 KEYS = ["step", "reward/mean", "reward/answer", *HEALTHY]
 NUMBERS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
 METRICS = st.lists(st.dictionaries(st.sampled_from(KEYS), NUMBERS, max_size=len(KEYS)), max_size=30)
