@@ -46,7 +46,7 @@ def reading(way: Callable, arch: gemma3.Architecture, rows: int, group: int) -> 
         nothing = jnp.zeros((rows, arch.embed_dim), weights.embed_VD.dtype)
         return jax.lax.fori_loop(0, count, step, (cache, nothing, first_B))[1]
 
-    return jax.jit(read_all, static_argnums=3, compiler_options=compiler.LOOP_OPTIONS)
+    return jax.jit(read_all, compiler_options=compiler.LOOP_OPTIONS)
 
 
 def seconds_of(program: Callable, *given: object) -> float:
