@@ -113,6 +113,16 @@ def shapes(cfg: Config, width: int) -> memory.Shapes:
     )
 
 
+def too_large(cfg: Config, width: int) -> list[str]:
+    """What to say where a run needs more memory than there is."""
+    sizes, (device, limit) = shapes(cfg, width), card()
+    if (peak := memory.estimate(sizes)["peak"]) <= limit:
+        return []
+    largest = memory.largest_micro_batch(sizes, USABLE * limit, cfg.training.batch_size)
+    advice = f"training.micro_batch_size={largest} would fit" if largest else "`agent-tunix plan` says what takes it"
+    return [f"this run needs {peak:,.1f} GB of memory by the plan's count, and {device} has {limit:,.1f}; {advice}"]
+
+
 def _notes_on_mesh(s: memory.Shapes) -> list[str]:
     needed, there, vocabulary = s.fsdp * s.tp, jax.device_count(), s.arch.vocab_size
     asked, notes = f"model.mesh_shape={shown((s.fsdp, s.tp))}", []

@@ -42,6 +42,7 @@ from agent_tunix.workflows import doctor, setup
 from agent_tunix.workflows.closing import ended_by, remedy, summarise, validations
 from agent_tunix.workflows.diagnosis.examination import early_warnings
 from agent_tunix.workflows.display import Bars, Display, print_summary
+from agent_tunix.workflows.dry_run import too_large
 from agent_tunix.workflows.evaluate import complete, grade
 from agent_tunix.workflows.examples import Notice
 from agent_tunix.workflows.gather import Run, evaluation_ways, foreseen, gather, update_of, with_demonstrations
@@ -91,7 +92,7 @@ def prepare(cfg: Config, shelf: setup.Shelf, notice: Notice, overrides: Sequence
         longest = cfg.generation.max_generation_steps
         task = dataclasses.replace(task, train=with_demonstrations(task.train, model, longest, notice))
     plan = make_plan(cfg, len(task.train))
-    for line in (*too_few(cfg, plan), *warnings(cfg, len(task.train))):
+    for line in (*too_few(cfg, plan), *too_large(cfg, task.prompt_width), *warnings(cfg, len(task.train))):
         notice(f"warning: {line}")
     stream = Stream(task.train, cfg.training.prompts_per_step, plan.batches_per_epoch, cfg.seed)
     sampling = setup.training_sampling(cfg, model.tokenizer)

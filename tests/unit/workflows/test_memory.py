@@ -14,7 +14,7 @@ from agent_tunix.config.load import validate
 from agent_tunix.config.schema import Config
 from agent_tunix.models.gemma3 import Architecture
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD
-from agent_tunix.workflows import dry_run
+from agent_tunix.workflows import dry_run, setup, train
 from agent_tunix.workflows.memory import (
     Shapes,
     adapter_parameters,
@@ -118,6 +118,19 @@ def test_the_plan_names_the_evaluation_that_fits_where_that_is_the_greatest():
     assert dry_run._notes_on_evaluation(s, limit) == [f"evaluation.batch_size=40 takes {limit:.1f} GB, which fits"]
     assert not dry_run._notes_on_evaluation(s, estimate(s)["peak"])
     assert not dry_run._notes_on_evaluation(s, 5.0), "the weights alone are more"
+
+
+def test_a_run_that_needs_more_than_there_is_is_told_before_it_begins(config, monkeypatch):
+    """With the micro-batch that fits, where one does."""
+    said: list[str] = []
+    cfg = validate(config, Config)
+    peak = estimate(dry_run.shapes(cfg, cfg.generation.max_prompt_length))["peak"]
+    for limit in (2 * peak, peak / 2, peak / 100):
+        monkeypatch.setattr(dry_run, "card", lambda limit=limit: ("the device", limit))
+        train.prepare(cfg, setup.Shelf(), said.append)
+    fits, none = (line for line in said if "GB of memory" in line)
+    assert 1 <= int(re.search(r"the device has .*; training\.micro_batch_size=(\d+) would fit$", fits)[1]) <= 8
+    assert none.endswith("`agent-tunix plan` says what takes it")
 
 
 def test_the_plan_names_the_widest_base_that_fits():
