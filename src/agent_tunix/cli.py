@@ -15,7 +15,7 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -24,7 +24,7 @@ from rich.console import Console
 from agent_tunix.config import folders, load
 from agent_tunix.config.continuation import anchored, resumed
 from agent_tunix.config.launch import Launch, launched
-from agent_tunix.config.load import C, config_folder, did_you_mean, hydra_arguments, missing_option, unreadable, validate
+from agent_tunix.config.load import C, config_folder, did_you_mean, hydra_arguments, of_overrides, validate
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
 from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 from agent_tunix.engine import lifeline
@@ -273,10 +273,10 @@ def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> No
 
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=config_name)(job)()
-    except MissingConfigException as mistake:
-        _fail(UserError(missing_option(mistake)))
-    except (HydraException, OmegaConfBaseException) as mistake:
-        _fail(UserError(unreadable(mistake)))
+    except (HydraException, OmegaConfBaseException, TypeError, ValueError) as mistake:
+        if (said := of_overrides(mistake)) is None:
+            raise
+        _fail(UserError(said))
     finally:
         folders.remove_unused()
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
+import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hydra.errors import MissingConfigException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
@@ -25,6 +26,12 @@ WHY = {
     "grpo.num_generations": "GRPO compares the completions of one prompt with each other",
     "generation.temperature": "for greedy decoding evaluate with inference_config=greedy",
 }
+
+
+PARTS = (
+    "Keys of a section are set one by one, as in reward.weights.answer=1;\n"
+    "a list as a whole, as in 'optimizer.betas=[0.9,0.99]', or at one of its places, as in optimizer.betas.0=0.9."
+)
 
 
 def config_folder() -> Path:
@@ -58,6 +65,13 @@ def _lenient(argument: str) -> str:
     return f"++{argument}" if plain and key not in groups else argument
 
 
+def of_overrides(mistake: Exception) -> str | None:
+    """What to say of a mistake in overrides that Hydra or OmegaConf has found, or stumbled over; nothing of any other."""
+    if isinstance(mistake, MissingConfigException):
+        return missing_option(mistake)
+    return unreadable(mistake) if isinstance(mistake, HydraException | OmegaConfBaseException) else misplaced(mistake)
+
+
 def missing_option(mistake: MissingConfigException) -> str:
     """What to say of an option that its group does not have."""
     group, _, option = (mistake.missing_cfg_file or "").rpartition("/")
@@ -74,11 +88,23 @@ def unreadable(mistake: Exception) -> str:
     given = str(getattr(mistake, "override", None) or "").removeprefix("++")
     said = str(mistake).replace(f"++{given}", given)
     key, equals, value = given.partition("=")
-    if "," in (value[:1], value[-1:]) or ",," in value:
+    if (what := said.removeprefix("Error merging override ")) != said:
+        return f"{what} does not fit what is there.\n{PARTS}"
+    if re.search(r"\[-?\d+\]|\.-\d", key):
+        said += f"\n{PARTS}"
+    elif "," in (value[:1], value[-1:]) or ",," in value:
         said += f"\nA value is missing beside a comma; values to sweep over are written without spaces: {key}=1,2"
     elif equals and not value.startswith(("[", "{")) and not {"'", '"'} & set(value):
         said += f"\nA text with marks such as ( takes quotes of its own: '{key}=\"{value}\"'"
     return said if given in said else f"{given}: {said}"
+
+
+def misplaced(fault: Exception) -> str | None:
+    """What to say of an override that OmegaConf stumbles over: a name where a list has places."""
+    *_, (frame, _) = traceback.walk_tb(fault.__traceback__)
+    if not frame.f_globals["__name__"].startswith("omegaconf."):
+        return None
+    return f"An override does not fit the configuration ({fault}).\n{PARTS}"
 
 
 def validate(composed: DictConfig | Mapping[str, Any], kind: type[C], source: str = "") -> C:
