@@ -78,7 +78,7 @@ class Checkpoints:
         step = steps[-1] if step is None else step
         if step not in steps:
             run, kept = self._manager.directory.parent, ", ".join(map(str, steps))
-            raise UserError(f"step={step}: there is no such checkpoint of {run}; kept are steps {kept}.")
+            raise UserError(f"{run} has no checkpoint of step {step}; kept are steps {kept}.")
         self._check_shapes(like, step)
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), progress=ocp.args.JsonRestore())
