@@ -160,16 +160,9 @@ def run_sweep(composed: Sequence[JobReturn], fuse: str) -> list[float]:
 
 def close_sweep(folder: Path) -> None:
     """Sums up a sweep that any launcher has run."""
-    from agent_tunix.workflows import doctor, sweep_folder
-    from agent_tunix.workflows.display import say
-    from agent_tunix.workflows.report.page import report_on
+    from agent_tunix.workflows import sweep_closing
 
-    if folder.is_dir() and (jobs := sweep_folder.job_folders(folder)):
-        sweep_folder.write_index(folder)
-        if not any(doctor.is_ramp(job) for job in jobs):  # a ramp ends in collapse, and has said what it suggests
-            doctor.show(_relative(folder), doctor.diagnose(folder), console)
-        report_on(folder, console.print)
-        say(console, f"\nSweep folder: {_relative(folder)}, with report.html")
+    sweep_closing.close(_relative(folder), console)
 
 
 def _given(overrides: Iterable[str]) -> tuple[str, ...]:

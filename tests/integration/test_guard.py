@@ -139,3 +139,12 @@ def test_one_diverging_candidate_does_not_end_a_sweep(command, tmp_path):
     assert statuses == ["diverged", "completed"]
     page = (tmp_path / "sweep" / "report.html").read_text()
     assert "Best of 2: learning_rate=1e-06" in page, "the page of the sweep is renewed by its last job"
+
+
+def test_a_sweep_in_which_all_diverge_ends_as_one_run_that_does(command, tmp_path):
+    sweep = ["--multirun", "optimizer.learning_rate=0.5,1", "optimizer.warmup_ratio=0.0", "hydra.sweep.dir=sweep"]
+    outcome = command("train", *RUN[:-1], *sweep)
+    assert outcome.code == 3
+    assert "All jobs diverged" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert (tmp_path / "sweep" / "report.html").exists(), "it is summed up all the same"
