@@ -115,6 +115,19 @@ def test_ignore_drops_the_batch_and_goes_on(command, tmp_path, nan_reward):
     assert steps_written(tmp_path) == [1, 2, 3, 5, 6]
 
 
+def test_a_run_whose_batches_were_all_dropped_has_diverged(command, tmp_path, nan_reward):
+    (tmp_path / "nan_reward.py").write_text("def mine(prompt, completion, answer):\n    return float('nan')\n")
+    outcome = command("train", *RUN, *nan_reward, "training.on_divergence=ignore")
+    assert outcome.code == 3
+    assert "Mend the function" in outcome.err
+    assert summary(tmp_path)["status"] == "diverged"
+    [advice] = summary(tmp_path)["advice"]
+    assert advice.endswith("training.on_divergence=stop"), "dropping them was tried"
+    examined = command("doctor", "run").out
+    assert "diverging (grave)" in examined
+    assert advice.split()[-1] in examined
+
+
 def test_an_exploding_kl_counts_as_divergence(command, tmp_path):
     outcome = command("train", *RUN, "optimizer.learning_rate=1e-5", "training.max_kl=1e-9")
     assert outcome.code == 3

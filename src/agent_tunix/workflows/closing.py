@@ -12,7 +12,15 @@ from agent_tunix.engine.metrics import Record, RunFolder, last_step, read_record
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.tasks.rewards import is_fault_of_reward
 from agent_tunix.workflows.diagnosis.records import finite
-from agent_tunix.workflows.diagnosis.remedies import join, less, own_overrides, value_text, with_lr_min
+from agent_tunix.workflows.diagnosis.remedies import (
+    GUARD,
+    join,
+    less,
+    own_overrides,
+    past_bad_rewards,
+    value_text,
+    with_lr_min,
+)
 from agent_tunix.workflows.gather import Run
 
 HOW_TO_LEARN = ("experiment", "training", "optimizer", "scheduler", "grpo")  # what the run after a warm start does not share
@@ -62,7 +70,7 @@ def _advice(r: Run, status: str, fault: str, path: Path) -> list[str]:
     """The commands to try next."""
     cfg = r.cfg
     if is_fault_of_reward(fault):
-        return [_again(r, "training.on_divergence", "ignore")]
+        return [_again(r, GUARD, past_bad_rewards(cfg.training.on_divergence))]
     if status == "diverged":
         return [_again(r, "optimizer.learning_rate", cfg.optimizer.learning_rate / 10)]
     if status != "completed":
@@ -85,15 +93,16 @@ def remedy(r: Run, saved: Path | None, step: int, fault: str, progress: Progress
     kept = f" The last good checkpoint is kept in {saved}." if saved else ""
     happened = f"The run diverged at step {step}{tried}: {fault}.\nThe update did not reach the weights.{kept}\n"
     if is_fault_of_reward(fault):
-        again = _again(r, "training.on_divergence", "ignore")
-        return f"{happened}Mend the function: a reward must be a finite number. To drop such batches instead:\n  {again}"
+        other = past_bad_rewards(r.cfg.training.on_divergence)
+        to = {"ignore": "To drop such batches instead", "stop": "Not one batch was left. To stop at the first such"}[other]
+        return f"{happened}Mend the function: a reward must be a finite number. {to}:\n  {_again(r, GUARD, other)}"
     tries: dict[str, float | str] = {
         "optimizer.learning_rate": r.cfg.optimizer.learning_rate / 10,
         "optimizer.max_grad_norm": min(0.01, r.cfg.optimizer.max_grad_norm / 10),
-        "training.on_divergence": "rollback",
+        GUARD: "rollback",
     }
     if progress.rollbacks:  # it was tried
-        del tries["training.on_divergence"]
+        del tries[GUARD]
     again = "\n".join(f"  {_again(r, key, value)}" for key, value in tries.items())
     return f"{happened}Most often the learning rate is too high. Try, in this order:\n{again}"
 

@@ -27,6 +27,7 @@ from agent_tunix.engine.metrics import (
     RunFolder,
     claimed,
     cost_record,
+    last_step,
     replace_text,
     run_folder,
     update_record,
@@ -209,12 +210,12 @@ def train_batch(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Co
 
 
 def recover(r: Run, state: TrainState, progress: Progress, fault: str, desk: Desk) -> tuple[TrainState, Progress]:
-    """What `training.on_divergence` says of a batch that went wrong; `stop` raises DivergenceError with the remedy."""
+    """What `training.on_divergence` says of a batch that went wrong; to stop is to raise DivergenceError with the remedy."""
     step, mode = int(state.step), r.cfg.training.on_divergence
-    if mode == "ignore":
+    if mode == "ignore" and not _in_vain(r, progress, desk):
         desk.display.notice(f"step {step}: {fault}; the batch is dropped (training.on_divergence=ignore).")
         return state, progress.advanced()
-    if mode == "stop" or len(progress.rollbacks) >= MAX_ROLLBACKS:
+    if mode != "rollback" or len(progress.rollbacks) >= MAX_ROLLBACKS:
         kept = desk.folder.path / "checkpoints" if desk.checkpoints.steps() else None
         raise DivergenceError(remedy(r, kept, step, fault, progress), fault)
     restored, saved = desk.checkpoints.restore(state)
@@ -226,6 +227,12 @@ def recover(r: Run, state: TrainState, progress: Progress, fault: str, desk: Des
         f"step {step}: {fault}; back to step {int(restored.step)}, without that batch and at a tenth of the rate."
     )
     return restored, progress
+
+
+def _in_vain(r: Run, progress: Progress, desk: Desk) -> bool:
+    """Whether the last batch is to be dropped as all before it were."""
+    last = progress.position + 1 == r.plan.total_batches
+    return last and processes.any_of(processes.first() and not last_step(desk.folder.path))
 
 
 def evaluate_policy(r: Run, state: TrainState, desk: Desk) -> Conversation[list[Record]]:

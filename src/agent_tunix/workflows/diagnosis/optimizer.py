@@ -12,7 +12,15 @@ from typing import Any
 from agent_tunix.tasks.rewards import is_fault_of_reward
 from agent_tunix.workflows.diagnosis.finding import Finding, Severity, unless
 from agent_tunix.workflows.diagnosis.records import RunRecords, late, trend
-from agent_tunix.workflows.diagnosis.remedies import lower_rate, raised_rate, rerun, rounded, scaled_rate
+from agent_tunix.workflows.diagnosis.remedies import (
+    GUARD,
+    lower_rate,
+    past_bad_rewards,
+    raised_rate,
+    rerun,
+    rounded,
+    scaled_rate,
+)
 from agent_tunix.workflows.diagnosis.signs import (
     FEW,
     SHORT,
@@ -61,7 +69,7 @@ def diverging(run: RunRecords) -> Finding | None:
     severity = Severity.MILD if run.completed and learnt(run) else Severity.GRAVE
     if (faults := _faults(run)) and all(map(is_fault_of_reward, faults)):
         evidence = f"{'; '.join(signs)}: {faults[-1]}; a reward must be a finite number, so mend the function"
-        return Finding("diverging", severity, evidence, rerun(run, {"training.on_divergence": "ignore"}))
+        return Finding("diverging", severity, evidence, rerun(run, {GUARD: past_bad_rewards(run.setting(GUARD))}))
     clipping = {"optimizer.max_grad_norm": 0.01} if run.number("optimizer.max_grad_norm", 1.0) > 0.01 else {}
     evidence = "; ".join(signs) + ": the learning rate is too high"
     return Finding("diverging", severity, evidence, rerun(run, {**lower_rate(run), **clipping}))

@@ -25,6 +25,7 @@ NAMED_GROUPS = (
     ("optimizer", "optimizer.optimizer_name", ""),
     ("scheduler", "scheduler.scheduler_name", ""),
 )
+GUARD = "training.on_divergence"
 RESUME = "training.resume"  # how a run was continued is no part of how it was set up
 LEAST_RATE, GREATEST_RATE = 1e-7, 1e-4  # the reference's typical range of learning rates
 PLAIN = re.compile(r"[A-Za-z_/][\w./:-]*", re.ASCII)  # a text that Hydra takes for one without quotes
@@ -63,6 +64,11 @@ def raised_rate(run: RunRecords) -> dict[str, Any]:
     """Ten times the rate, and never less than the reference calls typical."""
     rate = run.number("optimizer.learning_rate", 0.0)
     return scaled_rate(run, max(10.0, LEAST_RATE / rate)) if rate > 0 else {}
+
+
+def past_bad_rewards(mode: Any) -> str:
+    """What the guard is to do about rewards that are no numbers: drop their batches, or, where that left none, stop."""
+    return "stop" if mode == "ignore" else "ignore"
 
 
 def rounded(value: float) -> float:
