@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import numpy as np
@@ -76,6 +77,14 @@ def test_a_step_without_a_checkpoint_is_refused(command, trained, tmp_path):
     assert outcome.code == 2
     assert "kept are steps 2" in outcome.err
     assert [path.name for path in tmp_path.iterdir()] == [trained]
+
+
+def test_a_run_that_may_not_be_written_to_is_refused_before_anything_is_computed(command, trained, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != trained)  # modes are nothing to those who may do all
+    outcome = command("evaluate", f"run={trained}", *GREEDY)
+    assert outcome.code == 2
+    assert f"run={trained}: the results belong there" in outcome.err
+    assert "accuracy" not in outcome.out
 
 
 @pytest.mark.parametrize("asked", [["data.path=elsewhere.jsonl"], ["model=gemma3_1b"], ["+experiment=quick_test"]])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -117,6 +118,8 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     _check_asked(cfg, overrides)
     setup.start_device()
     trained = cfg if cfg.run is None else setup.saved_config(cfg.run, "run")
+    if cfg.run and not os.access(cfg.run, os.W_OK):  # said now, and not when all is computed
+        raise UserError(f"run={cfg.run}: the results belong there, and it may not be written to; evaluate a copy of it.")
     model = setup.load_model(cfg) if cfg.run is None else setup.load_trained_model(trained, console.print)
     trainable, step = _trainable(cfg, trained, model)
     examples = load_examples(trained, "test", cfg.evaluation.num_examples, model.tokenizer, console.print)
