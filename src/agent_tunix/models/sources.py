@@ -34,7 +34,8 @@ def find_checkpoint(source: str) -> Path:
         raise UserError(f"model.weights={source} is a file; give the folder it lies in, or a .gguf file.")
     if not is_remote(source):
         raise UserError(
-            f"model.weights={source}: there is no such folder or .gguf file, and it is not a repository id (owner/name)."
+            f"model.weights={source}: there is no such folder or .gguf file ({path.absolute()}), and it is not a repository "
+            "id (owner/name)."
         )
     return _from_hub(source)
 
@@ -52,7 +53,8 @@ def _from_hub(repository: str) -> Path:
     try:
         return Path(snapshot_download(repository, allow_patterns=list(WANTED), etag_timeout=5))
     except Exception as fault:
-        raise UserError(f"model.weights={repository}: {_hub_advice(repository, fault)}\n{LOCAL}\n{QUICK}") from fault
+        here = f"There is no folder {Path(repository).absolute()} either."  # for which a relative path was perhaps meant
+        raise UserError(f"model.weights={repository}: {_hub_advice(repository, fault)}\n{here} {LOCAL}\n{QUICK}") from fault
 
 
 def _hub_advice(repository: str, fault: Exception) -> str:

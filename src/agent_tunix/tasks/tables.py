@@ -133,7 +133,7 @@ def _open(place: str, subset: str | None, name: str) -> tuple[str, Numbered] | N
             raise UserError(f"data.path={place}: its {name} split could be any of {named}; leave one of them there.")
         return (str(files[0]), _read(files[0])) if files else None
     if not REPOSITORY.fullmatch(place) or _reader(path):
-        raise UserError(f"data.path={place}: there is no such file or folder.")
+        raise UserError(f"data.path={place}: there is no such file or folder ({path.absolute()}).")
     return _from_hub(place, subset, name)
 
 
@@ -200,14 +200,16 @@ def _from_hub(repository: str, subset: str | None, name: str) -> tuple[str, Numb
         import datasets
     except ImportError as fault:
         raise UserError(
-            f"data.path={repository}: no such file or folder, and data sets of the hub need another package; {EXTRA}\n"
+            f"data.path={repository}: there is no {Path(repository).absolute()}, and data sets of the hub need another "
+            f"package; {EXTRA}\n"
             "Or give a file or folder that holds the data: data.path=<folder with train.jsonl and test.jsonl>"
         ) from fault
     try:
         splits = datasets.load_dataset(repository, subset)
     except Exception as fault:
         raise UserError(
-            f"data.path={repository}: the Hugging Face hub did not give it ({type(fault).__name__}: {fault}).\n"
+            f"data.path={repository}: there is no {Path(repository).absolute()}, and the Hugging Face hub did not give it "
+            f"({type(fault).__name__}: {fault}).\n"
             "Or give a file or folder that holds the data: data.path=<folder with train.jsonl and test.jsonl>"
         ) from fault
     return (f"{repository} ({name})", enumerate(splits[name], 1)) if name in splits else None

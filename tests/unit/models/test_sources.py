@@ -2,6 +2,7 @@
 
 import errno
 import sys
+from pathlib import Path
 
 import huggingface_hub
 import pytest
@@ -49,6 +50,7 @@ def test_each_fault_of_the_hub_has_its_own_advice(monkeypatch, fault, message):
     with pytest.raises(UserError) as shown:
         find_checkpoint(REPOSITORY)
     assert message in str(shown.value)
+    assert f"There is no folder {Path.cwd() / REPOSITORY} either" in str(shown.value), "it may be one of another folder"
     assert "agent-tunix train +experiment=quick_test" in str(shown.value)
 
 

@@ -3,8 +3,10 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -134,19 +136,22 @@ def test_a_hub_that_does_not_answer_is_said_with_a_way_out(monkeypatch):
         raise ConnectionError("no route")
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    with pytest.raises(UserError, match=r"ConnectionError: no route(.|\n)*data\.path=<folder"):
+    sought = re.escape(str(Path("owner/name").absolute()))  # which a folder may have been, from where a run was started
+    with pytest.raises(UserError, match=rf"{sought}(.|\n)*ConnectionError: no route(.|\n)*data\.path=<folder"):
         read_rows("owner/name", None, "train", 1.0, PLAIN)
 
 
 def test_without_the_datasets_package_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"agent-tunix\[datasets\]"):
+    sought = re.escape(str(Path("owner/name").absolute()))
+    with pytest.raises(UserError, match=rf"{sought}(.|\n)*agent-tunix\[datasets\]"):
         read_rows("owner/name", None, "train", 1.0, PLAIN)
 
 
 @pytest.mark.parametrize("place", ["nowhere.jsonl", "some/file.csv", "/nowhere/at/all", "./rows", "../rows"])
 def test_a_missing_file_is_named(place):
-    with pytest.raises(UserError, match=rf"data\.path={place}: there is no such file"):
+    sought = re.escape(f"({Path(place).absolute()})")
+    with pytest.raises(UserError, match=rf"data\.path={place}: there is no such file or folder {sought}"):
         read_rows(place, None, "train", 0.9, PLAIN)
 
 
