@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config
-from agent_tunix.errors import UserError
+from agent_tunix.errors import GOING_ON, UserError
 
 C = TypeVar("C", bound=Config)
 FIXED = {  # what a run cannot change and still be one run
@@ -31,7 +31,7 @@ def resumed(folder: str, overrides: Sequence[str]) -> tuple[Config, Path]:
     """A run's own configuration, with the values that were overridden on the command line of its continuation."""
     path = Path(folder)
     if not (path / "config.yaml").exists():
-        raise UserError(f"training.resume={folder}: this is not the folder of a run, it has no config.yaml.")
+        raise no_run(folder, "training.resume")
     saved = read_config(path / "config.yaml")
     began = {key: OmegaConf.select(saved, key) for key in FIXED}
     for override, parsed in zip(overrides, OverridesParser.create().parse_overrides(list(overrides)), strict=True):
@@ -47,6 +47,19 @@ def resumed(folder: str, overrides: Sequence[str]) -> tuple[Config, Path]:
             kept = "null" if began[key] is None else began[key]
             raise UserError(f"{override.lstrip('+')}: a resumed run keeps {key}={kept}, as {FIXED[key]}. Start another run.")
     return validate(saved, Config, f"{path / 'config.yaml'} and the command line"), path
+
+
+def no_run(folder: str, key: str) -> UserError:
+    """What to say of a folder that a key gives for that of a run; of one that holds many, which to give."""
+    for index, runs in {"sweep.json": "*/config.yaml", "tune.json": "*/*/config.yaml"}.items():
+        if (Path(folder) / index).exists() and (found := sorted(Path(folder).glob(runs))):
+            again = f"\n{GOING_ON}" if key == "training.resume" else ""
+            return UserError(f"{key}={folder} holds many runs; give one of them, as in {key}={found[-1].parent}.{again}")
+    moved = "\nIf it was moved, write its new place into config.yaml of the run that began there."
+    return UserError(
+        f"{key}={folder}: this is not the folder of a run, it has no config.yaml."
+        f"{moved if key == 'training.init_from' else ''}"
+    )
 
 
 def _same(key: str, before: Any, now: Any) -> bool:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from agent_tunix.config.continuation import no_run
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.mesh_shape import sizes_of
 from agent_tunix.config.schema import Config, ModelSection
@@ -98,11 +99,7 @@ def saved_config(folder: str, key: str) -> Config:
     if folder == "???":  # as Hydra says that a value is missing
         raise UserError(f"{key} is missing: give the folder of a run, as in {key}=runs/<time>.")
     if not path.exists():
-        moved = "\nIf it was moved, write its new place into config.yaml of the run that began there."
-        raise UserError(
-            f"{key}={folder}: this is not the folder of a run, it has no config.yaml."
-            f"{moved if key == 'training.init_from' else ''}"
-        )
+        raise no_run(folder, key)
     if (path.parent / "lr_find.json").exists():
         raise UserError(f"{key}={folder} is a ramp of lr-find, which keeps no model; give the folder of a run.")
     return validate(read_config(path), Config, str(path))

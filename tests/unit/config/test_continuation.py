@@ -94,3 +94,15 @@ def test_a_configuration_that_was_cut_short_is_named_by_its_file(run, tmp_path):
         resumed(str(tmp_path), [])
     with pytest.raises(UserError, match=rf"faults in the configuration of {file}:\n(.*\n)*  reward: missing"):
         saved_config(str(tmp_path), "run")
+
+
+@pytest.mark.parametrize(("index", "job"), [("sweep.json", "1"), ("tune.json", "5-finalists/0")])
+def test_of_a_sweep_and_of_a_search_a_run_is_to_be_given(index, job, tmp_path):
+    (tmp_path / index).touch()
+    for name in ("0" if index == "sweep.json" else "1-coarse-rate/0", job):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.yaml").touch()
+    with pytest.raises(UserError, match=re.escape(f"holds many runs; give one of them, as in run={tmp_path / job}.")):
+        saved_config(str(tmp_path), "run")
+    with pytest.raises(UserError, match=r"holds many runs(.|\n)*a sweep or a search by its command again in its folder"):
+        resumed(str(tmp_path), [f"training.resume={tmp_path}"])
