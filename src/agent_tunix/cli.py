@@ -15,16 +15,14 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from agent_tunix.config import folders, load
+from agent_tunix.config import composition, folders, load
 from agent_tunix.config.continuation import anchored, resumed
 from agent_tunix.config.launch import Launch, launched
-from agent_tunix.config.load import C, config_folder, did_you_mean, hydra_arguments, of_overrides, validate
+from agent_tunix.config.load import C, config_folder, did_you_mean, hydra_arguments, validate
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
 from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 from agent_tunix.engine import lifeline
@@ -266,8 +264,8 @@ def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> No
 
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=config_name)(job)()
-    except (HydraException, OmegaConfBaseException, TypeError, ValueError) as mistake:
-        if (said := of_overrides(mistake)) is None:
+    except Exception as mistake:
+        if (said := composition.answer(mistake, sys.argv)) is None:
             raise
         _fail(UserError(said))
     finally:

@@ -86,6 +86,25 @@ def test_words_the_tiny_model_does_not_know_are_refused(command, tmp_path):
     assert "does not know all words" in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"optimizer_name: adamw\n\tlearning_rate: 5e-6\n", 'mine.yaml", line 2, column 1'),
+        (b"eps: 1e-8\neps: 1e-6\n", "found duplicate key eps"),
+        (b"# caf\xe9\neps: 1e-8\n", "mine.yaml cannot be read: 'utf-8' codec can't decode byte 0xe9"),
+    ],
+)
+def test_a_file_of_the_users_own_that_is_no_yaml_is_named(content, said, command, tmp_path):
+    own = tmp_path / "conf" / "optimizer"
+    own.mkdir(parents=True)
+    (own / "mine.yaml").write_bytes(content)
+    for asked in (["optimizer=mine"], ["--multirun", "optimizer=adamw,mine"]):
+        outcome = command("train", *TINY, *asked)
+        assert outcome.code == 2
+        assert said in outcome.err
+        assert os.listdir(tmp_path) == ["conf"]
+
+
 def test_words_of_the_system_prompt_that_the_model_does_not_know_are_laid_to_it(command):
     outcome = command("train", *TINY, "data.system_prompt=Natalia")
     assert outcome.code == 2

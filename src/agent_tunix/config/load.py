@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
@@ -19,19 +17,12 @@ from agent_tunix.config import mesh_shape
 from agent_tunix.config.schema import Config
 from agent_tunix.errors import UserError
 
-EXTRAS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit", "optuna": "optuna"}
 C = TypeVar("C", bound=BaseModel)
 FOLDERS = ("run", "output", "training.resume", "training.init_from", "data.path", "model.weights")
 WHY = {
     "grpo.num_generations": "GRPO compares the completions of one prompt with each other",
     "generation.temperature": "for greedy decoding evaluate with inference_config=greedy",
 }
-
-
-PARTS = (
-    "Keys of a section are set one by one, as in reward.weights.answer=1;\n"
-    "a list as a whole, as in 'optimizer.betas=[0.9,0.99]', or at one of its places, as in optimizer.betas.0=0.9."
-)
 
 
 def config_folder() -> Path:
@@ -63,48 +54,6 @@ def _lenient(argument: str) -> str:
     groups = [path.name for path in config_folder().iterdir() if path.is_dir()]
     plain = equals and key[:1].isalpha() and not key.startswith("hydra") and "@" not in key
     return f"++{argument}" if plain and key not in groups else argument
-
-
-def of_overrides(mistake: Exception) -> str | None:
-    """What to say of a mistake in overrides that Hydra or OmegaConf has found, or stumbled over; nothing of any other."""
-    if isinstance(mistake, MissingConfigException):
-        return missing_option(mistake)
-    return unreadable(mistake) if isinstance(mistake, HydraException | OmegaConfBaseException) else misplaced(mistake)
-
-
-def missing_option(mistake: MissingConfigException) -> str:
-    """What to say of an option that its group does not have."""
-    group, _, option = (mistake.missing_cfg_file or "").rpartition("/")
-    if not group:
-        return f"There is no configuration named '{option}'; leave --config-name out: each verb has its own."
-    if option in EXTRAS and group in ("hydra/launcher", "hydra/sweeper"):
-        return f"{group}={option} needs an extra: pip install 'agent-tunix[{EXTRAS[option]}]'"
-    hint, known = did_you_mean(option, mistake.options or ()), ", ".join(mistake.options or ())
-    return f"{group}={option}: there is no such option{hint}\nThe options of {group} are: {known}"
-
-
-def unreadable(mistake: Exception) -> str:
-    """What to say of a mistake that Hydra found; of an override that is no key=value it may show a part alone."""
-    given = str(getattr(mistake, "override", None) or "").removeprefix("++")
-    said = str(mistake).replace(f"++{given}", given)
-    key, equals, value = given.partition("=")
-    if (what := said.removeprefix("Error merging override ")) != said:
-        return f"{what} does not fit what is there.\n{PARTS}"
-    if re.search(r"\[-?\d+\]|\.-\d", key):
-        said += f"\n{PARTS}"
-    elif "," in (value[:1], value[-1:]) or ",," in value:
-        said += f"\nA value is missing beside a comma; values to sweep over are written without spaces: {key}=1,2"
-    elif equals and not value.startswith(("[", "{")) and not {"'", '"'} & set(value):
-        said += f"\nA text with marks such as ( takes quotes of its own: '{key}=\"{value}\"'"
-    return said if given in said else f"{given}: {said}"
-
-
-def misplaced(fault: Exception) -> str | None:
-    """What to say of an override that OmegaConf stumbles over: a name where a list has places."""
-    *_, (frame, _) = traceback.walk_tb(fault.__traceback__)
-    if not frame.f_globals["__name__"].startswith("omegaconf."):
-        return None
-    return f"An override does not fit the configuration ({fault}).\n{PARTS}"
 
 
 def validate(composed: DictConfig | Mapping[str, Any], kind: type[C], source: str = "") -> C:
@@ -252,6 +201,8 @@ def _lines(faults: ValidationError, kind: type[BaseModel]) -> Iterable[str]:
 
 def _suggestion(key: str, known: list[str]) -> str:
     """The closest key beside it, else the closest anywhere."""
+    if key == "experiment":  # the group has no section: its files fill those of others
+        return "; a file of conf/experiment begins with the line '# @package _global_'"
     section = key.rpartition(".")[0]
     depth = key.count(".") + 1
     beside = {".".join(k.split(".")[:depth]) for k in known if k.startswith(f"{section}." if section else "")}

@@ -2,20 +2,15 @@ from __future__ import annotations
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf
 
 from agent_tunix.config.load import (
-    PARTS,
     config_folder,
     config_text,
     did_you_mean,
     hydra_arguments,
     keys,
-    missing_option,
-    of_overrides,
     read_config,
-    unreadable,
     validate,
     validate_all,
 )
@@ -174,74 +169,6 @@ def test_an_unknown_key_of_an_unknown_group_is_one_fault(faults):
 def test_did_you_mean(word, hint):
     """A user's own file may begin with an underscore."""
     assert did_you_mean(word, ["train", "evaluate", "_mine"]) == hint
-
-
-@pytest.mark.parametrize(
-    ("file", "said"),
-    [
-        (
-            "hydra/launcher/submitit_slurm",
-            "hydra/launcher=submitit_slurm needs an extra: pip install 'agent-tunix[submitit]'",
-        ),
-        ("nope", "There is no configuration named 'nope'; leave --config-name out: each verb has its own."),
-        (
-            "optimizer/adamx",
-            "optimizer=adamx: there is no such option; did you mean adamw?\nThe options of optimizer are: adamw",
-        ),
-    ],
-)
-def test_an_option_that_is_not_there_is_answered_with_those_that_are_or_with_its_extra(file, said):
-    assert missing_option(MissingConfigException("", file, ["adamw"])) == said
-
-
-def test_an_override_that_cannot_be_parsed_is_named():
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        for given in ("optimizer.betas=[0.9", "seed", "seed=1,", "seed=,1", "seed=1,,2"):
-            with pytest.raises(HydraException) as mistake:
-                compose("config", hydra_arguments([given]))
-            assert given in unreadable(mistake.value)
-            assert "quotes" not in unreadable(mistake.value)
-            assert ("without spaces: seed=1,2" in unreadable(mistake.value)) == ("," in given)
-
-
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        ("reward.functions=[mine]", "reward.functions=[mine] does not fit what is there.\n"),
-        ("optimizer.betas.5=0.9", "optimizer.betas.5=0.9 does not fit what is there.\n"),
-        ("optimizer.betas.x=1", "invalid literal for int() with base 10: 'x'"),
-        ("~optimizer.betas.0", "list indices must be integers"),
-        ("optimizer.betas[0]=0.9", "optimizer.betas[0]=0.9\n"),
-        ("optimizer.betas.-1=0.9", "optimizer.betas.-1=0.9\n"),
-    ],
-)
-def test_a_part_that_cannot_be_set_is_answered_with_how_parts_are_set(given, named):
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        with pytest.raises((HydraException, ValueError, TypeError)) as mistake:
-            compose("config", hydra_arguments([given]))
-        said = of_overrides(mistake.value)
-        assert named in said
-        assert "++" not in said
-        assert said.endswith(PARTS)
-        for advised in ("reward.weights.answer=1", "optimizer.betas=[0.9,0.99]", "optimizer.betas.0=0.9"):
-            assert advised in PARTS
-            compose("config", hydra_arguments([advised]))
-
-
-def test_a_fault_that_is_not_of_an_override_is_not_taken_for_one():
-    with pytest.raises(ValueError, match="literal") as fault:
-        int("x")
-    assert of_overrides(fault.value) is None
-
-
-def test_a_text_that_needs_quotes_is_answered_with_the_override_that_works():
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        with pytest.raises(HydraException) as mistake:
-            compose("config", hydra_arguments(["model.lora_module_path=(q|v)_proj"]))
-        said = unreadable(mistake.value)
-        advised = said.partition(" its own: ")[2].strip("'")
-        assert compose("config", hydra_arguments([advised])).model.lora_module_path == "(q|v)_proj"
-    assert "++" not in said
 
 
 @pytest.mark.parametrize("value", ["2", "007", "2026_11", "1e5"])

@@ -1,0 +1,82 @@
+"""What to say where Hydra cannot compose a configuration: of options that are not there, overrides and files of YAML."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from agent_tunix.config.load import config_folder, did_you_mean
+
+EXTRAS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit", "optuna": "optuna"}
+BROKEN = ("Invalid defaults list", "Expected header format")  # how Hydra begins what it has no exception of its own for
+PARTS = (
+    "Keys of a section are set one by one, as in reward.weights.answer=1;\n"
+    "a list as a whole, as in 'optimizer.betas=[0.9,0.99]', or at one of its places, as in optimizer.betas.0=0.9."
+)
+
+
+def answer(mistake: Exception, arguments: Sequence[str] = ()) -> str | None:
+    """What to say of a mistake in what Hydra was given to compose by these arguments; nothing of any other."""
+    if isinstance(mistake, MissingConfigException):
+        return missing_option(mistake)
+    if isinstance(mistake, HydraException | OmegaConfBaseException):
+        return unreadable(mistake)
+    return broken_file(mistake, arguments) or misplaced(mistake)
+
+
+def missing_option(mistake: MissingConfigException) -> str:
+    """Of an option that its group does not have; of one in a list Hydra does not say which there are."""
+    group, _, option = (mistake.missing_cfg_file or "").rpartition("/")
+    if not group:
+        return f"There is no configuration named '{option}'; leave --config-name out: each verb has its own."
+    if option in EXTRAS and group in ("hydra/launcher", "hydra/sweeper"):
+        return f"{group}={option} needs an extra: pip install 'agent-tunix[{EXTRAS[option]}]'"
+    known = mistake.options or sorted(file.stem for file in (config_folder() / group).glob("*.yaml"))
+    hint = did_you_mean(option, known)
+    return f"{group}={option}: there is no such option{hint}\nThe options of {group} are: {', '.join(known)}"
+
+
+def unreadable(mistake: Exception) -> str:
+    """Of a mistake that Hydra found; of an override that is no key=value it may show a part alone."""
+    given = str(getattr(mistake, "override", None) or "").removeprefix("++")
+    said = str(mistake).replace(f"++{given}", given)
+    key, equals, value = given.partition("=")
+    if (what := said.removeprefix("Error merging override ")) != said:
+        return f"{what} does not fit what is there.\n{PARTS}"
+    if re.search(r"\[-?\d+\]|\.-\d", key):
+        said += f"\n{PARTS}"
+    elif "," in (value[:1], value[-1:]) or ",," in value:
+        said += f"\nA value is missing beside a comma; values to sweep over are written without spaces: {key}=1,2"
+    elif equals and not value.startswith(("[", "{")) and not {"'", '"'} & set(value):
+        said += f"\nA text with marks such as ( takes quotes of its own: '{key}=\"{value}\"'"
+    return said if given in said else f"{given}: {said}"
+
+
+def misplaced(fault: Exception) -> str | None:
+    """Of an override that OmegaConf stumbles over: a name where a list has places."""
+    *_, (frame, _) = traceback.walk_tb(fault.__traceback__)
+    if not isinstance(fault, TypeError | ValueError) or not frame.f_globals["__name__"].startswith("omegaconf."):
+        return None
+    return f"An override does not fit the configuration ({fault}).\n{PARTS}"
+
+
+def broken_file(mistake: Exception, arguments: Sequence[str]) -> str | None:
+    """Of a YAML file that could not be read; of one in another encoding than UTF-8 Hydra does not say which it was."""
+    if isinstance(mistake, YAMLError) or str(mistake).startswith(BROKEN):
+        return f"A configuration file cannot be read: {mistake}"
+    if not isinstance(mistake, UnicodeDecodeError):
+        return None
+    own = [Path(value) for option, value in itertools.pairwise(arguments) if option in ("--config-dir", "-cd")]
+    for file in (file for folder in own for file in sorted(folder.rglob("*.yaml")) if file.is_file()):
+        try:
+            file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as fault:
+            return f"{file} cannot be read: {fault}.\nSave it in UTF-8."
+    return None

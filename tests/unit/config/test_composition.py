@@ -1,0 +1,85 @@
+"""Mistakes are made in earnest, by composing; what is advised is tried."""
+
+from __future__ import annotations
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException, MissingConfigException
+
+from agent_tunix.config.composition import PARTS, answer, missing_option, unreadable
+from agent_tunix.config.load import config_folder, hydra_arguments
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        (
+            "hydra/launcher/submitit_slurm",
+            "hydra/launcher=submitit_slurm needs an extra: pip install 'agent-tunix[submitit]'",
+        ),
+        ("nope", "There is no configuration named 'nope'; leave --config-name out: each verb has its own."),
+        (
+            "optimizer/adamx",
+            "optimizer=adamx: there is no such option; did you mean adamw?\nThe options of optimizer are: adamw",
+        ),
+    ],
+)
+def test_an_option_that_is_not_there_is_answered_with_those_that_are_or_with_its_extra(file, said):
+    assert missing_option(MissingConfigException("", file, ["adamw"])) == said
+
+
+def test_of_several_options_at_once_too_it_is_said_which_there_are():
+    with initialize_config_dir(str(config_folder()), version_base="1.3"), pytest.raises(MissingConfigException) as mistake:
+        compose("config", ["optimizer=[adamx]"])
+    assert "did you mean adamw?" in answer(mistake.value)
+    assert "The options of optimizer are: adafactor, adamw, " in answer(mistake.value)
+
+
+def test_an_override_that_cannot_be_parsed_is_named():
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        for given in ("optimizer.betas=[0.9", "seed", "seed=1,", "seed=,1", "seed=1,,2"):
+            with pytest.raises(HydraException) as mistake:
+                compose("config", hydra_arguments([given]))
+            assert given in unreadable(mistake.value)
+            assert "quotes" not in unreadable(mistake.value)
+            assert ("without spaces: seed=1,2" in unreadable(mistake.value)) == ("," in given)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("reward.functions=[mine]", "reward.functions=[mine] does not fit what is there.\n"),
+        ("optimizer.betas.5=0.9", "optimizer.betas.5=0.9 does not fit what is there.\n"),
+        ("optimizer.betas.x=1", "invalid literal for int() with base 10: 'x'"),
+        ("~optimizer.betas.0", "list indices must be integers"),
+        ("optimizer.betas[0]=0.9", "optimizer.betas[0]=0.9\n"),
+        ("optimizer.betas.-1=0.9", "optimizer.betas.-1=0.9\n"),
+    ],
+)
+def test_a_part_that_cannot_be_set_is_answered_with_how_parts_are_set(given, named):
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        with pytest.raises((HydraException, ValueError, TypeError)) as mistake:
+            compose("config", hydra_arguments([given]))
+        said = answer(mistake.value)
+        assert named in said
+        assert "++" not in said
+        assert said.endswith(PARTS)
+        for advised in ("reward.weights.answer=1", "optimizer.betas=[0.9,0.99]", "optimizer.betas.0=0.9"):
+            assert advised in PARTS
+            compose("config", hydra_arguments([advised]))
+
+
+def test_a_fault_that_is_not_of_an_override_is_not_taken_for_one():
+    with pytest.raises(ValueError, match="literal") as fault:
+        int("x")
+    assert answer(fault.value) is None
+
+
+def test_a_text_that_needs_quotes_is_answered_with_the_override_that_works():
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        with pytest.raises(HydraException) as mistake:
+            compose("config", hydra_arguments(["model.lora_module_path=(q|v)_proj"]))
+        said = unreadable(mistake.value)
+        advised = said.partition(" its own: ")[2].strip("'")
+        assert compose("config", hydra_arguments([advised])).model.lora_module_path == "(q|v)_proj"
+    assert "++" not in said
