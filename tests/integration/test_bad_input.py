@@ -91,6 +91,7 @@ def test_words_the_tiny_model_does_not_know_are_refused(command, tmp_path):
     [
         (b"optimizer_name: adamw\n\tlearning_rate: 5e-6\n", 'mine.yaml", line 2, column 1'),
         (b"eps: 1e-8\neps: 1e-6\n", "found duplicate key eps"),
+        (b"defaults: adamw\n", "Invalid defaults list in 'optimizer/mine'"),
         (b"# caf\xe9\neps: 1e-8\n", "mine.yaml cannot be read: 'utf-8' codec can't decode byte 0xe9"),
     ],
 )
@@ -103,6 +104,14 @@ def test_a_file_of_the_users_own_that_is_no_yaml_is_named(content, said, command
         assert outcome.code == 2
         assert said in outcome.err
         assert os.listdir(tmp_path) == ["conf"]
+
+
+def test_an_experiment_without_its_first_line_is_told_of_it(command, tmp_path):
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    (tmp_path / "conf" / "experiment" / "mine.yaml").write_text("training:\n  num_batches: 3\n")
+    outcome = command("train", *TINY, "+experiment=mine")
+    assert outcome.code == 2
+    assert "experiment: unknown key; a file of conf/experiment begins with the line '# @package _global_'" in outcome.err
 
 
 def test_words_of_the_system_prompt_that_the_model_does_not_know_are_laid_to_it(command):
