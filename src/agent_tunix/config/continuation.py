@@ -57,7 +57,7 @@ def no_run(folder: str, key: str) -> UserError:
             return UserError(f"{key}={folder} holds many runs; give one of them, as in {key}={found[-1].parent}.{again}")
     moved = "\nIf it was moved, write its new place into config.yaml of the run that began there."
     return UserError(
-        f"{key}={folder}: this is not the folder of a run, it has no config.yaml."
+        f"{key}={folder}: this is not the folder of a run, there is no {Path(folder).absolute() / 'config.yaml'}."
         f"{moved if key == 'training.init_from' else ''}"
     )
 

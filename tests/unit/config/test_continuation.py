@@ -64,7 +64,7 @@ def test_the_folder_that_a_run_began_from_may_have_been_moved(run, tmp_path):
 def test_groups_and_folders_without_a_run_are_refused(run, tmp_path):
     with pytest.raises(UserError, match="keeps its own groups"):
         resumed(run, ["optimizer=lion"])
-    with pytest.raises(UserError, match=r"it has no config\.yaml"):
+    with pytest.raises(UserError, match=r"this is not the folder of a run, there is no .*config\.yaml"):
         resumed(str(tmp_path), [])
 
 
@@ -94,6 +94,13 @@ def test_a_configuration_that_was_cut_short_is_named_by_its_file(run, tmp_path):
         resumed(str(tmp_path), [])
     with pytest.raises(UserError, match=rf"faults in the configuration of {file}:\n(.*\n)*  reward: missing"):
         saved_config(str(tmp_path), "run")
+
+
+def test_a_relative_folder_that_is_not_there_is_told_in_full(tmp_path, monkeypatch):
+    """A run keeps the folder that it began from as it was given, and may be evaluated from elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=re.escape(f"there is no {tmp_path / 'warm' / 'config.yaml'}")):
+        saved_config("warm", "training.init_from")
 
 
 @pytest.mark.parametrize(("index", "job"), [("sweep.json", "1"), ("tune.json", "5-finalists/0")])
