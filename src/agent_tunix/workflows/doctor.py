@@ -74,11 +74,13 @@ def read(folder: Path) -> RunRecords:
 
 def read_jobs(folder: Path) -> tuple[dict[str, RunRecords], list[str]]:
     """The records of a sweep's jobs, and the names of those without: not begun, or with a configuration cut short."""
-    runs = {}
+    runs, listed = {}, {job["job"]: job.get("overrides") for job in read_index(folder)["jobs"]}
     for job in job_folders(folder):
+        given = listed.get(job.name)
         with contextlib.suppress(UserError):
-            runs[job.name] = read(job)
-    named = {job.name for job in job_folders(folder)} | {job["job"] for job in read_index(folder)["jobs"]}
+            written = [one for one in given if isinstance(one, str)] if isinstance(given, list) else []
+            runs[job.name] = dataclasses.replace(read(job), given=written)
+    named = {job.name for job in job_folders(folder)} | listed.keys()
     return runs, sorted(named - runs.keys(), key=int)
 
 

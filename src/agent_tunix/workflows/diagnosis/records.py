@@ -37,6 +37,7 @@ class RunRecords:
     evals: Sequence[Record] = ()
     summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     overrides: Sequence[str] = ()
+    given: Sequence[str] = ()  # of a sweep's job: the overrides as they were written
 
     def setting(self, key: str) -> Any:
         """The value of a dotted key, or None where the configuration has none."""

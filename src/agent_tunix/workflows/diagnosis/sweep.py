@@ -48,7 +48,9 @@ class Job:
 
     @property
     def label(self) -> str:
-        return " ".join(f"{key.rpartition('.')[2]}={value_text(value)}" for key, value in self.settings.items())
+        """What tells it from the others; a search over an interval draws numbers of seventeen digits."""
+        told = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in self.settings.items()}
+        return " ".join(f"{key.rpartition('.')[2]}={value_text(value)}" for key, value in told.items())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,18 +68,17 @@ class SweepReport:
 
 def examine_sweep(runs: Mapping[str, RunRecords], others: Sequence[str] = ()) -> SweepReport:
     """Of the jobs that there is something to say of; the grid as a whole is judged when all have ended."""
-    varied = _varied(list(runs.values()))
     jobs = [
         Job(
             name,
-            {key: leaves(run.config).get(key) for key in varied},
+            settings,
             end.share if (end := end_of(run)) else None,
             examine(run),
             run.status,
             run.steps,
             run.rolled_back,
         )
-        for name, run in runs.items()
+        for (name, run), settings in zip(runs.items(), _told_apart(list(runs.values())), strict=True)
     ]
     ends = {name: end for name, run in runs.items() if (end := end_of(run))}
     best = max(ends, key=lambda name: ends[name].share, default=None)
@@ -98,10 +99,26 @@ def end_of(run: RunRecords) -> Accuracy | None:
     return seen[-1] if seen and run.summary.get("status") != "diverged" and not run.rolled_back else None
 
 
-def _varied(runs: Sequence[RunRecords]) -> list[str]:
-    """The keys whose values differ between the jobs."""
+def _told_apart(runs: Sequence[RunRecords]) -> list[dict[str, Any]]:
+    """Each job's values of the keys that differ. Of files of a group, as in optimizer=adamw,lion, the name says it all but
+    for the rate, which a grid is judged by.
+    """
     tables = [leaves(run.config) for run in runs]
-    keys = list(dict.fromkeys(key for table in tables for key in table))
+    given = [dict(override.lstrip("+").partition("=")[::2] for override in run.given) for run in runs]
+    names = [key for key in _differing(given) if "." not in key and key not in tables[0]]
+    groups = [name for name in names if all(name in one for one in given)]
+    keys = _differing(tables)
+    if groups:
+        keys = [key for key in keys if key == RATE or any(key in one for one in given)]
+    return [
+        {group: one[group] for group in groups} | {key: table.get(key) for key in keys}
+        for one, table in zip(given, tables, strict=True)
+    ]
+
+
+def _differing(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys whose values are not the same in all."""
+    keys = dict.fromkeys(key for table in tables for key in table)
     return [key for key in keys if len({repr(table.get(key)) for table in tables}) > 1]
 
 

@@ -38,6 +38,22 @@ def test_a_sweep_is_judged_as_a_whole(config, jobs, best, illness, grid):
     assert "--multirun" in report.findings[0].remedy
 
 
+def test_files_of_a_group_are_told_apart_by_their_names(config):
+    files = {"adamw": (1e-5, 0.01), "conservative": (1e-6, 0.05), "lion": (1e-6, 0.03)}
+    runs = {
+        str(i): dataclasses.replace(
+            run_of(changed(config, optimizer__learning_rate=rate, optimizer__weight_decay=decay, grpo__beta=i / 10)),
+            given=["+experiment=quick_test", f"optimizer={name}", f"grpo.beta={i / 10}"],
+        )
+        for i, (name, (rate, decay)) in enumerate(files.items())
+    }
+    assert [job.label for job in examine_sweep(runs).jobs] == [
+        "optimizer=adamw learning_rate=1e-05 beta=0.0",
+        "optimizer=conservative learning_rate=1e-06 beta=0.1",
+        "optimizer=lion learning_rate=1e-06 beta=0.2",
+    ]
+
+
 def test_rates_of_several_algorithms_are_not_one_grid(config):
     """Each has its own; the best job's are looked at, where it has several."""
     jobs = [("adamw", 1e-6, 0.6), ("adamw", 1e-5, 0.95), ("adamw", 1e-4, 0.5), ("lion", 1e-6, 0.94), ("lion", 1e-7, 0.6)]
