@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -225,6 +226,29 @@ def test_a_sweep_is_drawn_over_its_rates(open_page, browser):
     assert "90.0 % learning_rate=1e-05" in texts(browser, f"{chart} .tip")[0].replace("\u00a0", " ")
     colours = {node.value_of_css_property("stroke") for node in all_of(browser, "[data-chart=kl] .line")}
     assert len(colours) == 4
+
+
+PATHS = tuple(f"/home/someone/projects/reasoning/data/version-{i}/train.jsonl" for i in range(3))
+NAMES = ("adamw", "lion", "muon", "schedule_free_adamw", "sgd")
+
+
+@pytest.mark.parametrize(("key", "values"), [("data__path", PATHS), ("optimizer__optimizer_name", NAMES)])
+def test_names_that_are_swept_over_keep_apart(open_page, browser, write_run, tmp_path, key, values):
+    for i, value in enumerate(values):
+        write_run(tmp_path / "sweep" / str(i), accuracies=(0.4, 0.4), **{key: value})
+    open_page(write_report(tmp_path / "sweep").parent)
+    ticks = "[...document.querySelectorAll('[data-chart=over-values] .tick[text-anchor=middle]')]"
+    boxes = browser.execute_script(f"return {ticks}.map((one) => one.getBoundingClientRect()).map((b) => [b.left, b.right])")
+    assert len(boxes) == len(set(texts(browser, "[data-chart=over-values] .tick[text-anchor=middle]"))) == len(values)
+    assert all(right < left for (_, right), (left, _) in itertools.pairwise(boxes))
+    hover(browser, "[data-chart=over-values] svg", 0.95)
+    assert values[-1] in texts(browser, "[data-chart=over-values] .tip")[0], "the whole name"
+
+
+def test_a_caption_hides_no_candidate(open_page, browser):
+    open_page("sweep")
+    order = "[...document.querySelectorAll('[data-chart=over-values] svg > :is(.halo, .series)')].map((one) => one.tagName)"
+    assert browser.execute_script(f"return {order}") == ["text", "g"], "what comes later lies above"
 
 
 def test_a_candidate_is_switched_in_all_charts_at_once(open_page, browser):

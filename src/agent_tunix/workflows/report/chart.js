@@ -136,13 +136,15 @@ class ChartView {
       parts.push(make("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y.at(at), y2: y.at(at) }));
       tick(LEFT - 8, y.at(at) + 4, "end", chart.percent ? `${Math.round(100 * at)} %` : number(at, TICK_DIGITS));
     }
+    const names = fitted(chart.categories, x.at(1) - x.at(0));
     for (const at of x.ticks) {
       parts.push(make("line", { class: "grid", x1: x.at(at), x2: x.at(at), y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM + 4 }));
-      tick(x.at(at), HEIGHT - BOTTOM + 17, "middle", chart.categories.length ? chart.categories[at] : number(at, TICK_DIGITS));
+      tick(x.at(at), HEIGHT - BOTTOM + 17, "middle", names.length ? names[at] : number(at, TICK_DIGITS));
     }
     tick(width - RIGHT, HEIGHT - 4, "end", chart.x_label);
-    const [lines, names] = this.surroundings();
-    parts.push(...lines, ...series.map((one) => this.line(one)), ...names, ...this.crosses());
+    const [lines, captions] = this.surroundings(), drawn = series.map((one) => this.line(one));
+    const points = chart.series.some((one) => one.notes.length); // of which a caption must hide none
+    parts.push(...lines, ...(points ? [...captions, ...drawn] : [...drawn, ...captions]), ...this.crosses());
     fill(this.svg, parts);
     if (this.cursor !== null) this.point(this.cursor);
   }

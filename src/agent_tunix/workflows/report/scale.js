@@ -1,5 +1,6 @@
 // Numbers as text, and axes: from values to places on the drawing, with ticks at round numbers.
 
+const CHARACTER = 8; // pixels that a letter of a tick takes
 const DECADES = 1e6; // a logarithmic axis goes no further down: what is smaller lies at its foot
 
 const shorter = (text) => text.replace(/\.?0+($|e)/, "$1").replace(/e\+?(-?)0*/, "e$1");
@@ -11,6 +12,15 @@ function number(value, digits = 6) {
   if (size < 1e-3 || size >= 1e6) return shorter(value.toExponential(digits - 1));
   const text = value.toPrecision(Math.max(digits, Math.floor(Math.log10(size)) + 1));
   return text.includes(".") ? shorter(text) : String(Math.round(value));
+}
+
+// Names side by side, each in so much room: what all begin with is left out, and what is still too long is cut.
+function fitted(names, room) {
+  const most = Math.max(2, Math.floor(room / CHARACTER)), [first = ""] = names;
+  if (names.every((name) => name.length <= most)) return names;
+  const apart = first.split("").findIndex((letter, i) => names.some((name) => name[i] !== letter));
+  const own = apart > 1 ? names.map((name) => `…${name.slice(apart)}`) : names;
+  return own.map((name) => (name.length > most ? `${name.slice(0, most - 1)}…` : name));
 }
 
 function extent(values) {
