@@ -180,6 +180,7 @@ def _row(one: Candidate, best: str | None, tied: Sequence[str]) -> Record:
     kl = late(run.values("kl")) if run and run.measures_kl else None
     seconds = run.summary.get("seconds") if run else None
     ills = sorted({f.illness for f in one.report.findings if f.severity != "mild"}) if one.report else []
+    state = f"{one.status}: {run.error}" if run and run.error else one.status
     key = swept_key([one.settings])
     value = one.settings.get(key) if key else None
     cells = [
@@ -192,7 +193,7 @@ def _row(one: Candidate, best: str | None, tied: Sequence[str]) -> Record:
         ("-" if kl is None else f"{kl:.2g}", kl),
         (str(run.steps) if run else "0", run.steps if run else 0),
         (f"{seconds:g}" if finite(seconds) else "-", seconds if finite(seconds) else None),
-        (", ".join([one.status, *ills]), None),
+        (", ".join([state, *ills]), None),
     ]
     rank = "best" if one.name == best else "tied" if one.name in tied else ""
     return {"id": one.name, "colour": one.colour, "rank": rank, "cells": cells}

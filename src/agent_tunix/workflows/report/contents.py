@@ -80,7 +80,7 @@ def _sweep(folder: Path) -> Record:
     tiles = [("candidates", str(len(candidates)), ""), *([("run as", str(mode), "")] if mode else [])]
     return {
         "verdict": verdict,
-        "tiles": tiles + (_about(runs[0]) if runs else []),
+        "tiles": tiles + _common(list(map(_about, runs))),
         **judged,
         "sections": [section],
         "settings": settings(runs),
@@ -195,6 +195,11 @@ def _about(run: RunRecords) -> list[Tile]:
     model = f"{_shown(run.setting('model.model_family'))} {_shown(size)}"
     data = run.setting("data.path") or run.setting("data.source")
     return [("model", model, adapters), ("data", _shown(data), method)]
+
+
+def _common(tiles: Sequence[Sequence[Tile]]) -> list[Tile]:
+    """The tiles that all runs have; what differs between them is what they are told apart by."""
+    return [tile for tile in tiles[0] if all(tile in others for others in tiles)] if tiles else []
 
 
 def _samples(runs: Sequence[tuple[str, Path]]) -> list[Record]:

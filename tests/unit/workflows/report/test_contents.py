@@ -126,6 +126,26 @@ def test_names_are_swept_over_as_well_as_numbers(write_run, tmp_path):
     assert not chart["log_x_switch"]
 
 
+def test_only_what_all_candidates_have_stands_above_them(write_run, tmp_path):
+    jobs = {f"job{i}": {"data__path": f"{i}.jsonl", "model__model_size": "tiny"} for i in range(2)}
+    names = [name for name, _, _ in contents(write_sweep(write_run, tmp_path / "sweep", **jobs))["tiles"]]
+    assert "model" in names
+    assert "data" not in names
+
+
+def test_a_candidate_that_failed_says_by_what(sweep):
+    fault = "ValueError: my_reward returned None"
+    (sweep / "2" / "summary.json").write_text(json.dumps({"status": "failed", "steps": 24, "fault": fault}))
+    rows = {row["id"]: row for row in contents(sweep)["sections"][0]["table"]["rows"]}
+    assert rows["2"]["cells"][-1][0].startswith(f"failed: {fault}")
+
+
+def test_numbers_that_a_search_drew_are_told_in_few_digits(write_run, tmp_path):
+    jobs = {f"job{i}": {"optimizer__learning_rate": rate} for i, rate in enumerate((0.0006021147778801156, 1e-5))}
+    legend = contents(write_sweep(write_run, tmp_path / "sweep", **jobs))["sections"][0]["legend"]
+    assert [entry["name"] for entry in legend] == ["learning_rate=0.000602115", "learning_rate=1e-05"]
+
+
 def test_a_key_that_follows_from_another_makes_no_grid(write_run, tmp_path):
     """A search lowers lr_min with a rate below it."""
     jobs = {
