@@ -15,6 +15,7 @@ from agent_tunix.workflows.diagnosis.records import FINISHED, TOLD_APART, Accura
 from agent_tunix.workflows.diagnosis.remedies import join, leaves, less, possible, rounded, value_text
 
 RATE = "optimizer.learning_rate"
+LR_MIN = "scheduler.lr_min"
 ALGORITHM = "optimizer.optimizer_name"
 FLAT = {"not learning", "slow convergence", "updates that do not survive"}
 RUINED = {"diverging", "policy collapse", "KL runaway"}
@@ -107,7 +108,8 @@ def _told_apart(runs: Sequence[RunRecords]) -> list[dict[str, Any]]:
     given = [dict(override.lstrip("+").partition("=")[::2] for override in run.given) for run in runs]
     names = [key for key in _differing(given) if "." not in key and key not in tables[0]]
     groups = [name for name in names if all(name in one for one in given)]
-    keys = _differing(tables)
+    lowered = 0 < sum(LR_MIN in one for one in given) < len(given)  # by a search, with the rates that are below it
+    keys = [key for key in _differing(tables) if not (lowered and key == LR_MIN)]
     if groups:
         keys = [key for key in keys if key == RATE or any(key in one for one in given)]
     return [

@@ -54,6 +54,18 @@ def test_files_of_a_group_are_told_apart_by_their_names(config):
     ]
 
 
+def test_candidates_are_not_told_apart_by_what_a_search_lowered_with_their_rate(config):
+    rates = {"0": (3e-8, 3e-9), "1": (3e-7, 1e-7), "2": (3e-6, 1e-7)}
+    runs = {
+        name: dataclasses.replace(
+            run_of(changed(config, optimizer__learning_rate=rate, scheduler__lr_min=least)),
+            given=[f"optimizer.learning_rate={rate}", *(["scheduler.lr_min=3e-09"] if least < 1e-7 else [])],
+        )
+        for name, (rate, least) in rates.items()
+    }
+    assert [job.label for job in examine_sweep(runs).jobs] == [f"learning_rate={rate:g}" for rate, _ in rates.values()]
+
+
 def test_rates_of_several_algorithms_are_not_one_grid(config):
     """Each has its own; the best job's are looked at, where it has several."""
     jobs = [("adamw", 1e-6, 0.6), ("adamw", 1e-5, 0.95), ("adamw", 1e-4, 0.5), ("lion", 1e-6, 0.94), ("lion", 1e-7, 0.6)]
