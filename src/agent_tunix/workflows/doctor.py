@@ -18,7 +18,7 @@ from agent_tunix.workflows.diagnosis.records import RunRecords, read_run
 from agent_tunix.workflows.diagnosis.remedies import OwnOverrides
 from agent_tunix.workflows.diagnosis.sweep import SweepReport, examine_sweep
 from agent_tunix.workflows.display import counted, say
-from agent_tunix.workflows.sweep_folder import job_folders, read_index
+from agent_tunix.workflows.sweep_folder import job_folders, overrides_of, read_index
 
 USAGE = "usage: agent-tunix doctor <run or sweep folder> [--json]"
 VERDICTS = {
@@ -72,16 +72,15 @@ def read(folder: Path) -> RunRecords:
     return dataclasses.replace(run, overrides=OwnOverrides(run.config))
 
 
-def read_jobs(folder: Path) -> tuple[dict[str, RunRecords], list[str]]:
-    """The records of a sweep's jobs, and the names of those without: not begun, or with a configuration cut short."""
-    runs, listed = {}, {job["job"]: job.get("overrides") for job in read_index(folder)["jobs"]}
-    for job in job_folders(folder):
-        given = listed.get(job.name)
+def read_jobs(folder: Path) -> tuple[dict[str, RunRecords], dict[str, list[str]]]:
+    """The records of a sweep's jobs, and the overrides of those without: not begun, or with a configuration cut short."""
+    begun = job_folders(folder)
+    given = {job.name: list[str]() for job in begun} | {job["job"]: overrides_of(job) for job in read_index(folder)["jobs"]}
+    runs = {}
+    for job in begun:
         with contextlib.suppress(UserError):
-            written = [one for one in given if isinstance(one, str)] if isinstance(given, list) else []
-            runs[job.name] = dataclasses.replace(read(job), given=written)
-    named = {job.name for job in job_folders(folder)} | listed.keys()
-    return runs, sorted(named - runs.keys(), key=int)
+            runs[job.name] = dataclasses.replace(read(job), given=given[job.name])
+    return runs, {name: given[name] for name in sorted(given.keys() - runs.keys(), key=int)}
 
 
 def as_json(folder: Path, report: Report | SweepReport) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import shlex
 import time
 from collections.abc import Iterable, Sequence
@@ -37,7 +36,7 @@ from agent_tunix.workflows.dry_run import USABLE, card, shapes
 from agent_tunix.workflows.examples import Notice
 from agent_tunix.workflows.gather import Run, foreseen
 from agent_tunix.workflows.report.page import report_on
-from agent_tunix.workflows.sweep_folder import results, write_index
+from agent_tunix.workflows.sweep_folder import labels, results, write_index
 from agent_tunix.workflows.train import Outcome, prepare, training
 
 INPUTS = (  # numbers that the compiled programs take as inputs, or that only the host reads
@@ -113,10 +112,8 @@ def train_all(
 
 
 def _labelled(jobs: Sequence[Job]) -> list[Job]:
-    common = set.intersection(*(set(job.overrides) for job in jobs))
-    own = [[override for override in job.overrides if override not in common] for job in jobs]
-    labels = [" ".join(re.sub(r"^[\w.]*\.(?=\w+=)", "", override) for override in overrides) for overrides in own]
-    return [dataclasses.replace(job, label=label or job.folder.name) for job, label in zip(jobs, labels, strict=True)]
+    found = labels([job.overrides for job in jobs])
+    return [dataclasses.replace(job, label=label or job.folder.name) for job, label in zip(jobs, found, strict=True)]
 
 
 def groups(jobs: Iterable[Job]) -> list[list[Job]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -41,6 +42,19 @@ def read_index(folder: Path) -> Record:
     found = {"mode": "apart", "jobs": [], **read_object(folder / "sweep.json")}
     jobs = found["jobs"] if isinstance(found["jobs"], list) else []
     return found | {"jobs": [job for job in jobs if isinstance(job, dict) and str(job.get("job")).isdecimal()]}
+
+
+def overrides_of(job: Record) -> list[str]:
+    """What sweep.json says that a job was started with."""
+    found = job.get("overrides")
+    return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
+
+
+def labels(overrides: Sequence[Sequence[str]]) -> list[str]:
+    """What tells jobs apart: the overrides that not all of them have, without their sections."""
+    common = set.intersection(*map(set, overrides)) if overrides else set()
+    own = [[override for override in one if override not in common] for one in overrides]
+    return [" ".join(re.sub(r"^[\w.]*\.(?=\w+=)", "", override) for override in one) for one in own]
 
 
 def job_folders(folder: Path) -> list[Path]:

@@ -67,8 +67,13 @@ class SweepReport:
         return not self.others and all(job.ended for job in self.jobs)
 
 
-def examine_sweep(runs: Mapping[str, RunRecords], others: Sequence[str] = ()) -> SweepReport:
-    """Of the jobs that there is something to say of; the grid as a whole is judged when all have ended."""
+def examine_sweep(runs: Mapping[str, RunRecords], others: Mapping[str, Sequence[str]] | None = None) -> SweepReport:
+    """Of the jobs that there is something to say of; the grid as a whole is judged when all have ended.
+
+    `others` are those without a record, with the overrides as they were written.
+    """
+    others = others or {}
+    told_apart = _told_apart(list(runs.values()), list(others.values()))
     jobs = [
         Job(
             name,
@@ -79,7 +84,7 @@ def examine_sweep(runs: Mapping[str, RunRecords], others: Sequence[str] = ()) ->
             run.steps,
             run.rolled_back,
         )
-        for (name, run), settings in zip(runs.items(), _told_apart(list(runs.values())), strict=True)
+        for (name, run), settings in zip(runs.items(), told_apart, strict=True)
     ]
     ends = {name: end for name, run in runs.items() if (end := end_of(run))}
     best = max(ends, key=lambda name: ends[name].share, default=None)
@@ -100,22 +105,27 @@ def end_of(run: RunRecords) -> Accuracy | None:
     return seen[-1] if seen and run.summary.get("status") != "diverged" and not run.rolled_back else None
 
 
-def _told_apart(runs: Sequence[RunRecords]) -> list[dict[str, Any]]:
-    """Each job's values of the keys that differ. Of files of a group, as in optimizer=adamw,lion, the name says it all but
-    for the rate, which a grid is judged by.
+def _told_apart(runs: Sequence[RunRecords], waiting: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    """Each job's values of the keys that differ, also from those of jobs that have not begun. Of files of a group, as in
+    optimizer=adamw,lion, the name says it all but for the rate, which a grid is judged by.
     """
     tables = [leaves(run.config) for run in runs]
-    given = [dict(override.lstrip("+").partition("=")[::2] for override in run.given) for run in runs]
-    names = [key for key in _differing(given) if "." not in key and key not in tables[0]]
-    groups = [name for name in names if all(name in one for one in given)]
+    given, to_come = ([_by_key(overrides) for overrides in some] for some in ([run.given for run in runs], waiting))
+    swept = [key for key in _differing([*given, *to_come]) if all(key in one for one in [*given, *to_come])]
+    groups = [key for key in swept if "." not in key and key not in tables[0]]
     lowered = 0 < sum(LR_MIN in one for one in given) < len(given)  # by a search, with the rates that are below it
-    keys = [key for key in _differing(tables) if not (lowered and key == LR_MIN)]
+    varied = {*_differing(tables), *(swept if waiting else [])} - ({LR_MIN} if lowered else set())
+    keys = [key for key in dict.fromkeys(key for table in tables for key in table) if key in varied]
     if groups:
         keys = [key for key in keys if key == RATE or any(key in one for one in given)]
     return [
         {group: one[group] for group in groups} | {key: table.get(key) for key in keys}
         for one, table in zip(given, tables, strict=True)
     ]
+
+
+def _by_key(overrides: Sequence[str]) -> dict[str, str]:
+    return dict(override.lstrip("+").partition("=")[::2] for override in overrides)
 
 
 def _differing(tables: Sequence[Mapping[str, Any]]) -> list[str]:

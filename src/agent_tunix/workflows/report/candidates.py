@@ -10,12 +10,12 @@ from typing import Any
 from agent_tunix.engine.metrics import Record
 from agent_tunix.workflows import doctor
 from agent_tunix.workflows.diagnosis.examination import Report
-from agent_tunix.workflows.diagnosis.records import Accuracy, RunRecords, finite, late, read_object
+from agent_tunix.workflows.diagnosis.records import Accuracy, RunRecords, finite, late
 from agent_tunix.workflows.diagnosis.remedies import value_text
 from agent_tunix.workflows.diagnosis.sweep import RATE, SweepReport, end_of, examine_sweep
 from agent_tunix.workflows.report.chart import Chart, Colour, Mark, Series, hue, on_scale, places
 from agent_tunix.workflows.report.verdict import Standing, percent
-from agent_tunix.workflows.sweep_folder import job_folders
+from agent_tunix.workflows.sweep_folder import job_folders, labels, overrides_of, read_index
 
 WIDE = 8  # times the least value: from there on values are laid out by their logarithm
 ABSENT: Colour = ("#767676", "#9a9a9a")
@@ -64,7 +64,7 @@ def read_candidates(folder: Path) -> tuple[list[Candidate], SweepReport | None]:
         for job, run, (colour, dash) in zip(jobs, runs.values(), drawn, strict=True)
     ]
     known = {candidate.name for candidate in [*found, *unreadable]}
-    return [*found, *unreadable, *_not_begun(read_object(folder / "sweep.json"), known)], report
+    return [*found, *unreadable, *_not_begun(folder, known)], report
 
 
 def _status(run: RunRecords) -> str:
@@ -73,17 +73,15 @@ def _status(run: RunRecords) -> str:
     return "rolled back" if status == "completed" and run.rolled_back else status
 
 
-def _not_begun(sweep: Record, known: set[str]) -> list[Candidate]:
+def _not_begun(folder: Path, known: set[str]) -> list[Candidate]:
     """Jobs that the sweep's own list names and that have no folder yet."""
-    jobs = sweep.get("jobs")
-    listed = [job for job in jobs if isinstance(job, dict)] if isinstance(jobs, list) else []
-    waiting = []
-    for job in listed:
-        name, overrides = str(job.get("job")), job.get("overrides")
-        if name not in known:
-            label = " ".join(map(str, overrides)) if isinstance(overrides, list) else f"job {name}"
-            waiting.append(Candidate(name, label, str(job.get("status", "waiting")), {}))
-    return waiting
+    jobs = read_index(folder)["jobs"]
+    told = zip(jobs, labels([overrides_of(job) for job in jobs]), strict=True)
+    return [
+        Candidate(job["job"], label or f"job {job['job']}", str(job.get("status", "waiting")), {})
+        for job, label in told
+        if job["job"] not in known
+    ]
 
 
 def swept_key(settings: Sequence[Mapping[str, Any]]) -> str | None:

@@ -148,7 +148,7 @@ def test_a_grid_is_not_judged_before_all_of_it_has_ended(config, cut):
     waiting = ["2"] if cut == "a job not begun" else []
     if not waiting:
         runs["0"] = dataclasses.replace(runs["0"], summary={**runs["0"].summary, "status": "interrupted"})
-    report = examine_sweep(runs, waiting)
+    report = examine_sweep(runs, dict.fromkeys(waiting, ()))
     assert (report.best, report.findings, report.others, report.ended) == ("1", [], waiting, False)
     assert [job.ended for job in report.jobs] == [bool(waiting), True]
 

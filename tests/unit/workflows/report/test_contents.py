@@ -182,6 +182,17 @@ def test_jobs_that_have_not_begun_are_taken_from_the_sweep_s_list(sweep):
     assert len(page["sections"][0]["table"]["rows"]) == 5
 
 
+def test_the_first_job_of_a_sweep_is_told_from_those_that_wait(write_run, tmp_path):
+    folder = write_sweep(write_run, tmp_path / "sweep", job0={"optimizer__learning_rate": 1e-6, "status": None})
+    rates = [f"optimizer.learning_rate={rate}" for rate in ("1e-6", "1e-5", "1e-4")]
+    jobs = [{"job": str(i), "overrides": ["+experiment=quick_test", rate]} for i, rate in enumerate(rates)]
+    (folder / "sweep.json").write_text(json.dumps({"jobs": jobs, "mode": "one after another"}))
+    page = contents(folder)
+    assert page["verdict"]["lead"] == "Best of 3 so far: learning_rate=1e-06"
+    told = [row["cells"][1][0] for row in page["sections"][0]["table"]["rows"]]
+    assert told == ["learning_rate=1e-06", "learning_rate=1e-5", "learning_rate=1e-4"]
+
+
 def test_a_job_whose_configuration_is_cut_short_does_not_hide_the_others(sweep):
     (sweep / "2" / "config.yaml").write_text("a: [1,")
     rows = contents(sweep)["sections"][0]["table"]["rows"]
