@@ -28,13 +28,16 @@ def write_index(
     known |= {name: {"job": name, "overrides": list(given)} for name, given in (overrides or {}).items()}
     for path in job_folders(folder):
         known.setdefault(path.name, {"job": path.name, "overrides": []})
-    jobs = [
-        known[name] | ({"status": "running"} if name in running else results(folder / name))
-        for name in sorted(known, key=int)
-    ]
+    jobs = [_entry(known[name], folder / name, name in running) for name in sorted(known, key=int)]
     index = {"mode": mode or index["mode"], "jobs": jobs}
     replace_text(folder / "sweep.json", json.dumps(index, indent=2) + "\n")
     return index
+
+
+def _entry(known: Record, folder: Path, running: bool) -> Record:
+    """A job as it stands. It keeps the overrides that the sweep gave it: gone on with alone, it was given others."""
+    found = {"status": "running"} if running else results(folder)
+    return known | found | ({"overrides": known["overrides"]} if known.get("overrides") else {})
 
 
 def read_index(folder: Path) -> Record:

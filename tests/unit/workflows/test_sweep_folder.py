@@ -27,6 +27,14 @@ def test_a_job_is_running_from_its_first_moment_and_interrupted_once_nobody_runs
     assert [job["overrides"] for job in index["jobs"]] == list(overrides.values())
 
 
+def test_a_job_that_was_gone_on_with_alone_keeps_the_overrides_of_its_sweep(tmp_path, write_run):
+    given = ["+experiment=quick_test", "optimizer=conservative"]
+    write_index(tmp_path, {"0": given}, "one after another", running={"0"})
+    run = write_run(tmp_path / "0")
+    (run / "summary.json").write_text(json.dumps({"status": "completed", "overrides": ["optimizer.weight_decay=0.05"]}))
+    assert write_index(tmp_path)["jobs"][0]["overrides"] == given
+
+
 def test_a_damaged_file_is_as_none(tmp_path, write_run):
     for name in "01":
         write_run(tmp_path / name)
