@@ -205,6 +205,7 @@ def test_a_search_in_which_all_diverged_is_no_success(command, tmp_path, monkeyp
     [
         (["tune.budget=soon"], "tune.budget=soon: must be a time such as 30m or 2h, or a number of updates such as 400"),
         (["tune.budget=10"], "tune.budget=10 is too small: with runs of 8 updates, the shortest worth comparing"),
+        (["tune.budget=10"], " updates. Set tune.budget="),
         (["tune.seed=3"], "tune.seed: unknown key; did you mean tune.seeds?"),
         (["dry_run=true"], "neither dry_run nor training.resume"),
         (["scheduler=wsd", "scheduler.decay_ratio=0.9"], "add up to more than 1"),

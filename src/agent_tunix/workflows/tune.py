@@ -142,12 +142,12 @@ def _affordable(s: Session, plan: Plan, budget: float) -> int:
     if found is None:
         least = min(possible)
         if s.cfg.tune.seconds is None:
-            enough = str(math.ceil(cost(least)))
+            enough, unit = str(math.ceil(cost(least))), " updates"
         else:
-            enough = f"{math.ceil((cost(least) + s.seconds()) / MARGIN / 60)}m"
+            enough, unit = f"{math.ceil((cost(least) + s.seconds()) / MARGIN / 60)}m", ""
         raise UserError(
             f"tune.budget={s.cfg.tune.budget} is too small: with runs of {least * plan.iterations} updates, the shortest "
-            f"worth comparing, the search may take {enough}. Set tune.budget={enough}, or lower tune.seeds, "
+            f"worth comparing, the search may take {enough}{unit}. Set tune.budget={enough}, or lower tune.seeds, "
             "tune.finalists or tune.rates."
         )
     return found
