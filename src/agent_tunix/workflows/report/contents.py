@@ -118,13 +118,10 @@ def _sweep_section(folder: Path, root: Path) -> tuple[Record, Verdict, list[Cand
 def _tune(folder: Path) -> Record:
     tune = read_object(folder / "tune.json")
     stages = tune.get("stages")
-    sections: list[Record] = []
-    runs: list[RunRecords] = []
-    for stage in stages if isinstance(stages, list) else []:
-        if isinstance(stage, dict):
-            section, found = _stage(folder, stage)
-            sections.append(section)
-            runs = found or runs
+    listed = [stage for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
+    told = [_stage(folder, stage) for stage in listed]
+    sections = [section for section, _ in told]
+    begun = [[one.run for one in candidates if one.run is not None] for _, candidates in told]
     status, best = str(tune.get("status", "unfinished")), tune.get("best")
     mood, lead = "going", f"Tuning: {status}"
     if status == "completed":
@@ -138,12 +135,23 @@ def _tune(folder: Path) -> Record:
         "tiles": [*tiles, *((key, _shown(value), "") for key, value in _items(best))],
         "next": _commands([tune.get("command")]),
         "best_yaml": _best_yaml(folder, best),
+        **({"findings": _of_stages(told)} if any(begun) else {}),
         "sections": sections,
-        "settings": settings(runs),
+        "settings": settings(next(filter(None, reversed(begun)), [])),
     }
 
 
-def _stage(folder: Path, stage: Record) -> tuple[Record, list[RunRecords]]:
+def _of_stages(told: Sequence[tuple[Record, Sequence[Candidate]]]) -> list[Record]:
+    """What ails single candidates; one that a later stage took over is told of where it was trained."""
+    found: dict[Finding, Record] = {}
+    for section, candidates in told:
+        for one in candidates:
+            for finding in one.report.findings if one.report else []:
+                found.setdefault(finding, _finding(finding, f"{section['title']}: {one.label}"))
+    return list(found.values())
+
+
+def _stage(folder: Path, stage: Record) -> tuple[Record, list[Candidate]]:
     """One stage of a tune: what it concluded, and the charts of its sweep, as soon as that has begun."""
     name = str(stage.get("folder") or stage.get("name") or "")
     # Looked up among what is there: a name from a file may be any text, also one that leads elsewhere.
@@ -157,7 +165,7 @@ def _stage(folder: Path, stage: Record) -> tuple[Record, list[RunRecords]]:
     if inside is None or kind_of(inside) != "sweep":
         return {"charts": []} | said, []
     section, _, candidates, _ = _sweep_section(inside, folder)
-    return section | said, [one.run for one in candidates if one.run is not None]
+    return section | said, candidates
 
 
 def _best_yaml(folder: Path, best: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -225,6 +226,17 @@ def test_a_tune_is_its_verdict_its_command_and_a_section_a_stage(sweep, tmp_path
     assert not charts(page, 2), "nothing outside the folder is read"
     (tune / "best.yaml").write_text("# mine\n")
     assert contents(tune)["best_yaml"] == "# mine\n"
+
+
+def test_a_tune_tells_once_what_ailed_a_candidate(sweep, tmp_path):
+    tune = tmp_path / "tune"
+    tune.mkdir()
+    sweep.rename(tune / "1-coarse")
+    shutil.copytree(tune / "1-coarse" / "2", tune / "2-fine" / "0")
+    stages = [{"name": name, "title": name[2:], "folder": name} for name in ("1-coarse", "2-fine")]
+    (tune / "tune.json").write_text(json.dumps({"status": "completed", "stages": stages}))
+    diverging = [finding for finding in contents(tune)["findings"] if finding["illness"] == "diverging"]
+    assert [finding["candidate"] for finding in diverging] == ["coarse: learning_rate=0.0001"]
 
 
 def test_a_search_without_an_end_may_be_at_work_or_dead(tmp_path):
