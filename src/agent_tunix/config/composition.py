@@ -7,8 +7,10 @@ import re
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra.errors import HydraException, MissingConfigException
+from omegaconf import ListConfig
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -26,6 +28,8 @@ def answer(mistake: Exception, arguments: Sequence[str] = ()) -> str | None:
     """What to say of a mistake in what Hydra was given to compose by these arguments; nothing of any other."""
     if isinstance(mistake, MissingConfigException):
         return missing_option(mistake)
+    if said := without_end(mistake) or list_for_keys(mistake):
+        return said
     if isinstance(mistake, HydraException | OmegaConfBaseException):
         return unreadable(mistake)
     return broken_file(mistake, arguments) or misplaced(mistake)
@@ -57,6 +61,33 @@ def unreadable(mistake: Exception) -> str:
     elif equals and not value.startswith(("[", "{")) and not {"'", '"'} & set(value):
         said += f"\nA text with marks such as ( takes quotes of its own: '{key}=\"{value}\"'"
     return said if given in said else f"{given}: {said}"
+
+
+def without_end(mistake: Exception) -> str | None:
+    """Of files whose defaults lead back to themselves, which Hydra follows until Python stops it."""
+    paths = [found["path"] for found in _inside("_create_defaults_tree_impl", mistake) if "path" in found]
+    if not isinstance(mistake, RecursionError) or not paths:
+        return None
+    start = next(i for i, path in enumerate(paths) if path in paths[i + 1 :])
+    end = paths.index(paths[start], start + 1)
+    ring = " > ".join(paths[start : end + 1])
+    return f"The defaults of a file lead back to itself: {ring}\nTake the last out of the defaults of the one before it."
+
+
+def list_for_keys(mistake: Exception) -> str | None:
+    """Of a file that is a list as a whole, where Hydra names what came to be laid over it: another file, or an override."""
+    for found in _inside("_load_configuration_impl", mistake):
+        for default in found["defaults_list"].defaults if "defaults_list" in found else ():
+            loaded = found["caching_repo"].load_config(default.config_path)
+            if isinstance(loaded.config, ListConfig):
+                return f"{loaded.path.removeprefix('file://')}/{default.config_path}.yaml holds a list, not keys and values."
+    return None
+
+
+def _inside(function: str, mistake: Exception) -> list[dict[str, Any]]:
+    """What the calls of one of Hydra's functions knew when a mistake ended them; the mistake itself may not say."""
+    frames = (frame for frame, _ in traceback.walk_tb(mistake.__traceback__))
+    return [frame.f_locals for frame in frames if frame.f_code.co_name == function]
 
 
 def misplaced(fault: Exception) -> str | None:
