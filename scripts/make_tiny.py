@@ -29,6 +29,7 @@ from agent_tunix.engine.update import init_state, update
 from agent_tunix.models import tokenizer as tk
 from agent_tunix.models.gemma3 import Architecture
 from agent_tunix.models.tokenizer import load_tokenizer
+from agent_tunix.models.tokenizer_files import tokenizer_files
 from agent_tunix.models.weights import init_weights, save_weights
 from agent_tunix.tasks import arithmetic, prompts, rewards
 from agent_tunix.tasks.datasets import left_pad, right_pad
@@ -144,6 +145,8 @@ def main() -> None:
             print("   greedy  " + measure(state.trainable, arch, tokenizer, 0.0, 1))
             print("   sampled " + measure(state.trainable, arch, tokenizer, 1.0, 8), flush=True)
     save_weights(args.folder, state.trainable, arch, jnp.float32)
+    for name, content in tokenizer_files(args.folder).items():
+        (args.folder / name).write_bytes(content)
 
 
 if __name__ == "__main__":

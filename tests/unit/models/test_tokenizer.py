@@ -173,6 +173,14 @@ def test_files_of_a_folder_are_exported_as_they_are(tmp_path, model):
     assert set(files) == {"tokenizer.model", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"}
 
 
+def test_the_shipped_checkpoint_lacks_nothing_that_an_export_of_it_has():
+    """Without tokenizer_config.json transformers would take it for a tokenizer of Gemma's own kind."""
+    folder = find_checkpoint("package:tiny")
+    files = tokenizer_files(folder)
+    assert json.loads(files["tokenizer_config.json"])["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert files == {name: (folder / name).read_bytes() for name in files if (folder / name).exists()}
+
+
 def test_a_pretrained_model_is_exported_with_the_turns_that_it_has_learnt(tmp_path, model, tokenizer):
     """Its own files know one end, that of a text, and no template."""
     (tmp_path / "tokenizer.model").write_bytes(model)
