@@ -28,7 +28,7 @@ HOW_TO_LEARN = ("experiment", "training", "optimizer", "scheduler", "grpo")  # w
 
 def summarise(r: Run, folder: RunFolder, rollbacks: Sequence[Record], status: str, fault: str = "") -> Record:
     """Writes summary.json, and returns it; `fault` is what has made a run diverge or fail."""
-    evals = validations(folder)
+    evals = validations(folder.path)
     summary: Record = {
         "status": status,
         "overrides": _overrides(r),
@@ -59,9 +59,9 @@ def ended_by(error: Exception) -> tuple[str, str]:
     return "failed", str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
-def validations(folder: RunFolder) -> list[Record]:
+def validations(path: Path) -> list[Record]:
     """The evaluations made in training, by step; one that a hand or a disk has spoilt is as good as none, and made again."""
-    kept = [record for record in read_records(folder.path / "evals.jsonl") if record.get("split") == "validation"]
+    kept = [record for record in read_records(path / "evals.jsonl") if record.get("split") == "validation"]
     whole = [record for record in kept if finite(record.get("step")) and finite(record.get("accuracy"))]
     return sorted(whole, key=lambda record: record["step"])
 

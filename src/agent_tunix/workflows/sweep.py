@@ -25,10 +25,11 @@ from agent_tunix.config.continuation import saved_steps
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine.guard import Interruption
-from agent_tunix.engine.metrics import Record, claimed, read_records
+from agent_tunix.engine.metrics import Record, claimed
 from agent_tunix.engine.population import Foresight, Probe, alone, together
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.workflows import memory, setup
+from agent_tunix.workflows.closing import validations
 from agent_tunix.workflows.diagnosis.records import FINISHED
 from agent_tunix.workflows.diagnosis.remedies import value_text
 from agent_tunix.workflows.display import Bars, say
@@ -246,5 +247,5 @@ def _unfinished(job: Job) -> bool:
 
 def _passed(job: Job) -> bool:
     """Whether a job has rested where it is to, and was killed further on: it can go on from there or from later."""
-    evaluated = [record["step"] for record in read_records(job.folder / "evals.jsonl")]
+    evaluated = [record["step"] for record in validations(job.folder)]
     return job.stop_after in evaluated and any(map(job.rests, saved_steps(job.folder)))

@@ -243,7 +243,7 @@ def evaluate_policy(r: Run, state: TrainState, desk: Desk) -> Conversation[list[
     key = r.key(step, Purpose.EVALUATION)
     greedy, *as_trained = evaluation_ways(r)
     texts = yield from complete(*common, *greedy, key)
-    missing = step not in [record["step"] for record in validations(desk.folder)]
+    missing = step not in [record["step"] for record in validations(desk.folder.path)]
     if processes.any_of(missing and processes.first()):
         record = {"step": step, "split": "validation", **grade(examples, texts)}
         for way in as_trained:

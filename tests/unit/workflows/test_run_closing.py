@@ -42,4 +42,4 @@ def test_evaluations_that_were_spoilt_are_left_out_and_those_made_again_stand_in
     test = {"step": 4, "split": "test", "accuracy": 0.9}
     later, again = ({"step": step, "split": "validation", "accuracy": 0.25} for step in (4, 0))
     (tmp_path / "evals.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in (*spoilt, test, later, again)))
-    assert validations(SimpleNamespace(path=tmp_path)) == [again, later]
+    assert validations(tmp_path) == [again, later]

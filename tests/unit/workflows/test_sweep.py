@@ -39,3 +39,11 @@ def test_a_job_is_called_by_what_tells_it_from_the_others():
     given = (("a.rate=1", "seed=7"), ("a.rate=2", "seed=7"), ("seed=7",))
     jobs = [sweep.Job(None, Path(str(number)), overrides) for number, overrides in enumerate(given)]
     assert [job.label for job in sweep._labelled(jobs)] == ["rate=1", "rate=2", "2"]
+
+
+def test_a_job_has_passed_its_rest_where_it_was_evaluated_there_whatever_else_its_records_say(tmp_path):
+    (tmp_path / "checkpoints" / "8").mkdir(parents=True)
+    spoilt, there = '{"split": "validation"}\n{"step": 4}\n', '{"step": 4, "split": "validation", "accuracy": 0.5}\n'
+    for records, passed in ((spoilt, False), (spoilt + there, True)):
+        (tmp_path / "evals.jsonl").write_text(records)
+        assert sweep._passed(sweep.Job(None, tmp_path, (), stop_after=4)) is passed

@@ -21,7 +21,7 @@ from agent_tunix.engine.guard import Interruption
 from agent_tunix.engine.metrics import Record, read_records, replace_text
 from agent_tunix.errors import UserError
 from agent_tunix.workflows import setup, sweep
-from agent_tunix.workflows.diagnosis.records import Accuracy
+from agent_tunix.workflows.diagnosis.records import Accuracy, RunRecords
 from agent_tunix.workflows.diagnosis.remedies import less, value_text
 from agent_tunix.workflows.display import say
 from agent_tunix.workflows.sweep_folder import read_index, results
@@ -55,10 +55,8 @@ class Trial:
 
     def accuracy(self, step: int) -> Accuracy | None:
         """Held-out accuracy after so many updates; None where it did not get there."""
-        for record in read_records(self.job.folder / "evals.jsonl"):
-            if record["split"] == "validation" and record["step"] == step:
-                return Accuracy(step, record["accuracy"], record["n"])
-        return None
+        run = RunRecords({}, evals=read_records(self.job.folder / "evals.jsonl"))
+        return next((accuracy for accuracy in run.accuracies() if accuracy.step == step), None)
 
     def measured(self, step: int) -> Accuracy | None:
         """The same after training to there; None where it diverged on the way, and nothing else may be the reason."""

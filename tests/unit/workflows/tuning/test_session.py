@@ -35,5 +35,9 @@ def test_an_evaluation_that_is_lost_is_not_taken_for_divergence(tmp_path):
     (tmp_path / "summary.json").write_text('{"status": "completed"}')
     with pytest.raises(UserError, match=r"evals\.jsonl lacks the evaluation after 20 updates"):
         one.measured(20)
-    (tmp_path / "evals.jsonl").write_text('{"step": 20, "split": "validation", "accuracy": 0.5, "n": 200}\n')
+    spoilt = '{"step": 20}\n{"split": "validation"}\n{"step": 20, "split": "validation", "accuracy": null, "n": 200}\n'
+    (tmp_path / "evals.jsonl").write_text(spoilt)
+    with pytest.raises(UserError, match=r"evals\.jsonl lacks the evaluation after 20 updates"):
+        one.measured(20)
+    (tmp_path / "evals.jsonl").write_text(spoilt + '{"step": 20, "split": "validation", "accuracy": 0.5, "n": 200}\n')
     assert one.measured(20) == Accuracy(20, 0.5, 200)
