@@ -100,10 +100,10 @@ def test_a_step_of_no_run_is_refused(command):
 
 
 @pytest.mark.parametrize("folder", ["nowhere", ""])
-def test_a_folder_that_is_no_run_is_refused(command, folder):
+def test_a_folder_that_is_no_run_is_refused(command, folder, tmp_path):
     outcome = command("evaluate", f"run={folder}")
     assert outcome.code == 2
-    assert "no config.yaml" in outcome.err
+    assert f"there is no {tmp_path / folder / 'config.yaml'}" in outcome.err
 
 
 def test_a_schedule_free_run_is_evaluated_at_its_average(command, tmp_path):
