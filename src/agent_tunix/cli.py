@@ -273,7 +273,8 @@ def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> No
 
 
 def _relative(path: Path) -> Path:
-    return path.resolve().relative_to(Path.cwd()) if path.resolve().is_relative_to(Path.cwd()) else path
+    """A shorter name that holds in the user's shell too: not for the folder that hydra.job.chdir=true has gone to."""
+    return path.resolve().relative_to(Path.cwd()) if Path.cwd() in path.resolve().parents else path
 
 
 def _fail(mistake: UserError) -> typing.NoReturn:

@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from hydra.core.hydra_config import HydraConfig
 
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.metrics import read_records
@@ -35,6 +36,16 @@ def trained(command, kept):
     else:
         shutil.copytree(kept, "run")
     return "run"
+
+
+def test_the_commands_at_the_close_hold_in_the_users_shell_also_where_hydra_has_left_its_folder(
+    command, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # what it says of this run is forgotten with the test
+    (tmp_path / "run_training.py").touch()
+    outcome = command("train", *TRAIN, "training.num_batches=2", *SMALL, "hydra.run.dir=run", "hydra.job.chdir=true")
+    assert f"evaluate run={tmp_path / 'run'} " in outcome.out
+    assert " run_training.py +experiment=control" in outcome.out
 
 
 def test_a_run_before_and_after(command, trained, tmp_path):

@@ -12,6 +12,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
+
 MULTIRUN = "multirun.yaml"
 _to_come: list[Path] = []
 
@@ -41,6 +43,12 @@ def remove_empty(paths: Iterable[Path]) -> None:
             elif os.listdir(path.parent) == [MULTIRUN]:
                 os.close(claim(path.parent))
                 path.unlink()
+
+
+def of_the_shell() -> Path:
+    """Where the user's commands hold: from there Hydra goes to the folder of the run under hydra.job.chdir=true."""
+    gone = HydraConfig.initialized() and HydraConfig.get().job.chdir
+    return Path(HydraConfig.get().runtime.cwd if gone else os.getcwd())
 
 
 def claim(folder: Path) -> int:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from agent_tunix.config.folders import of_the_shell
 from agent_tunix.engine.metrics import Record
 
 LINES = 12  # lines printed over a run where there is no terminal to draw a bar on
@@ -125,15 +126,16 @@ def print_summary(
 
 
 def shell_command(verb: str) -> str:
-    """How to call a verb from here: by its script in a checkout, else by the installed command."""
+    """How to call a verb from the user's shell: by its script in a checkout, else by the installed command."""
+    here = of_the_shell()
     script = {"train": "run_training.py", "evaluate": "evaluate.py"}.get(verb)
-    if script is None or not os.path.exists(script):
+    if script is None or not (here / script).exists():
         beside = os.path.join(os.path.dirname(sys.executable), "agent-tunix")
         installed = shutil.which("agent-tunix") is None and os.path.exists(beside)
-        return f"{os.path.relpath(beside) if installed else 'agent-tunix'} {verb}"
+        return f"{os.path.relpath(beside, here) if installed else 'agent-tunix'} {verb}"
     found = shutil.which("python")
     named = found is not None and _same_python(found, sys.executable)
-    return f"{'python' if named else os.path.relpath(sys.executable)} {script}"
+    return f"{'python' if named else os.path.relpath(sys.executable, here)} {script}"
 
 
 def _same_python(one: str, other: str) -> bool:
