@@ -102,7 +102,7 @@ def main() -> None:
 def _train(composed: DictConfig) -> float | None:
     """Returns the held-out accuracy, by which Hydra's sweepers search."""
     from agent_tunix.engine import processes
-    from agent_tunix.workflows import dry_run
+    from agent_tunix.workflows import dry_run, setup
     from agent_tunix.workflows import train as workflow
 
     cfg, output = _agreed(anchored(validate(composed, Config))), _output()
@@ -114,6 +114,7 @@ def _train(composed: DictConfig) -> float | None:
     if goes_on:
         cfg, output = goes_on
     elif processes.first() and (output / "config.yaml").exists():
+        setup.refuse_others(output, "config.yaml")  # which a ramp has too, and cannot be gone on with
         raise UserError(
             f"{output} already holds a run; continue it with training.resume={output}, or choose another folder."
         )

@@ -123,10 +123,12 @@ def test_a_ramp_that_broke_off_is_not_gone_on_with_as_a_run(command, tmp_path, m
     assert outcome.err.strip() == "killed"
     assert (tmp_path / "out" / "config.yaml").exists()
     assert "not ended" in json.loads((tmp_path / "out" / "lr_find.json").read_text())["conclusion"]
-    for verb, argument in (("train", "training.resume=out"), ("doctor", "out"), ("export", "run=out")):
-        outcome = command(verb, argument)
+    again = [(verb, "model=gemma3_tiny", "hydra.run.dir=out") for verb in ("lr-find", "tune", "train")]
+    for asked in (("train", "training.resume=out"), ("doctor", "out"), ("export", "run=out"), *again):
+        outcome = command(*asked)
         assert outcome.code == 2
         assert "a ramp of lr-find" in outcome.err
+        assert "training.resume=" not in outcome.err
 
 
 def test_ramps_of_a_sweep_are_not_judged_as_runs(command, capsys, tmp_path, write_run):

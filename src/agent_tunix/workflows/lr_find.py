@@ -77,7 +77,7 @@ def check(cfg: LrFindConfig, path: Path) -> None:
     low, high = bounds(cfg)
     if low >= high:
         raise UserError(f"lr_find.lr_low={low:g} is not below lr_find.lr_high={high:g}.")
-    setup.refuse_others(path, "lr_find.json")
+    setup.refuse_others(path)  # another ramp's too: none is gone on with
     if (path / "checkpoints").exists():
         raise UserError(f"{path / 'checkpoints'} is there already, and a ramp removes its own; choose another folder.")
 

@@ -105,9 +105,12 @@ def saved_config(folder: str, key: str) -> Config:
     return validate(read_config(path), Config, str(path))
 
 
-def refuse_others(folder: Path, kept: str) -> None:
-    """Refuses to write what is kept in a file of that name into a folder that is for something else."""
-    kinds = {"config.yaml": "a run", "sweep.json": "a sweep", "tune.json": "a search", "lr_find.json": "a ramp of lr-find"}
+def refuse_others(folder: Path, kept: str = "") -> None:
+    """Refuses to write what is kept in a file of that name into a folder that is for something else.
+
+    A ramp has the files of a run too, and is told from one first.
+    """
+    kinds = {"lr_find.json": "a ramp of lr-find", "config.yaml": "a run", "sweep.json": "a sweep", "tune.json": "a search"}
     for name, kind in kinds.items():
         if name != kept and (folder / name).exists():
             raise UserError(f"{folder} holds {kind}; choose another folder.")
