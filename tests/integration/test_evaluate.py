@@ -68,6 +68,15 @@ def test_several_passes_give_majority_and_pass_at_k(command, trained, tmp_path):
     assert 0 <= record["majority_accuracy"] <= record["pass@4"]
 
 
+def test_greedy_passes_would_all_be_one_so_one_is_made_and_told(command, trained, tmp_path):
+    outcome = command("evaluate", f"run={trained}", "num_passes=4", *GREEDY)
+    assert "num_passes=4: greedy decoding draws the same each time, so one pass is made." in outcome.out
+    assert "1 pass(es)" in outcome.out
+    record = read_records(tmp_path / trained / "evals.jsonl")[-1]
+    assert record["num_passes"] == 1
+    assert "pass@1" not in record
+
+
 def test_the_base_model(command, trained, tmp_path):
     assert command("evaluate", "model=gemma3_tiny", *GREEDY, "hydra.run.dir=base").code == 0
     assert command("evaluate", f"run={trained}", "step=0", *GREEDY).code == 0

@@ -275,7 +275,9 @@ class EvaluateConfig(Config):
     step: Annotated[int, Field(ge=0)] | None = Field(
         description="Checkpoint to evaluate; null: the last; 0: before training."
     )
-    num_passes: Positive = Field(description="Completions drawn for each problem, for majority vote and pass@k.")
+    num_passes: Positive = Field(
+        description="Completions drawn for each problem, for majority vote and pass@k; of greedy ones, one."
+    )
     inference_config: InferenceSection
 
 

@@ -125,18 +125,21 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     examples = load_examples(trained, "test", cfg.evaluation.num_examples, model.tokenizer, console.print)
     setup.refuse_unknown_tokens([example.prompt_ids for example in examples], model.arch)
     way = cfg.inference_config
+    passes = cfg.num_passes if way.temperature else 1
+    if passes < cfg.num_passes:
+        say(console, f"num_passes={cfg.num_passes}: greedy decoding draws the same each time, so one pass is made.")
     sampling = dataclasses.replace(
         setup.training_sampling(trained, model.tokenizer),
         top_k=way.top_k,
         top_p=way.top_p,
         greedy=way.temperature == 0,
-        num_generations=cfg.num_passes,
+        num_generations=passes,
     )
     key = step_key(cfg.seed, step, Purpose.EVALUATION)
     width = prompt_width(examples)
     temperature = way.temperature or 1.0
     completions = alone(complete(model, trainable, examples, width, cfg.evaluation.batch_size, sampling, temperature, key))
-    record = {"step": step, "split": "test", **grade(examples, completions), "num_passes": cfg.num_passes}
+    record = {"step": step, "split": "test", **grade(examples, completions), "num_passes": passes}
     record |= {f"inference/{k}": v for k, v in cfg.inference_config.model_dump().items()}
     say(console, _title(record, cfg, trained))
     console.print(_table(record))
@@ -168,7 +171,8 @@ def _trainable(cfg: EvaluateConfig, trained: Config, model: setup.Model) -> tupl
 def _title(record: Record, cfg: EvaluateConfig, trained: Config) -> str:
     begun = f", with training.init_from={cfg.training.init_from}" if cfg.training.init_from else ""
     what = f"{cfg.run}, step {record['step']}" if cfg.run else f"base model {trained.model.model_size}{begun}"
-    return f"{what}: {record['n']} problems, {cfg.num_passes} pass(es), temperature {cfg.inference_config.temperature:g}"
+    passes, temperature = record["num_passes"], cfg.inference_config.temperature
+    return f"{what}: {record['n']} problems, {passes} pass(es), temperature {temperature:g}"
 
 
 def _table(record: Record) -> Table:
