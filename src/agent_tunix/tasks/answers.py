@@ -42,8 +42,8 @@ def well_formed(completion: str) -> bool:
 def tagged_answer(completion: str) -> str | None:
     """The text of the first answer block, whatever stands around it."""
     _, _, block = completion.partition(ANSWER[0])
-    end = block.find(ANSWER[1], 1)  # one that holds nothing is none
-    return block[:end].strip() if end > 0 else None
+    end = block.find(ANSWER[1])
+    return block[:end].strip() if end > 0 else None  # one that holds nothing is none
 
 
 def first_number(text: str) -> Fraction | None:

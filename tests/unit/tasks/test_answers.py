@@ -104,6 +104,7 @@ def test_the_tagged_answer_is_the_first_block_without_the_space_around_it():
     assert answers.tagged_answer("x<answer> 5 \n</answer><answer>6</answer>") == "5"
     assert answers.tagged_answer("<answer>5") is None
     assert answers.tagged_answer("<answer></answer>") is None
+    assert answers.tagged_answer("<answer></answer> or <answer>6</answer>") is None, "tags are no part of an answer"
     assert answers.tagged_answer("<answer>" * 20_000) is None, "and that at once"
 
 
