@@ -147,10 +147,10 @@ class Session:
         self.trials += [trial for trial in trials if trial.job.folder not in known]
 
     def ended(self) -> list[tuple[Settings, Accuracy]]:
-        """The settings that were trained to the end with the run's own seed, and how they ended."""
+        """The settings that were trained to the end, each once, and how they ended."""
         found: list[tuple[Settings, Accuracy]] = []
         for trial in self.trials:
             accuracy = trial.accuracy(self.end)
-            if accuracy is not None and "seed" not in trial.settings and trial.settings not in [one for one, _ in found]:
+            if accuracy is not None and trial.settings not in [one for one, _ in found]:
                 found.append((trial.settings, accuracy))
         return found

@@ -51,6 +51,14 @@ def test_a_stage_never_costs_more_than_was_reckoned(data, candidates, trained, b
     assert spent <= stage_cost(Bracket(candidates, trained), places, price) + 1e-9
 
 
+@pytest.mark.parametrize(("trained", "fresh"), [(0, (4, 2, 2)), (1, (3, 2, 2)), (3, (1, 1, 1))])
+def test_no_more_is_reckoned_than_a_stage_can_cost(trained, fresh):
+    """Where those that were trained before are dropped first, so that as many fresh ones go on as can."""
+    ways = (10 + 3.0, 10 + 3.0, 20 + 3.0)
+    most = sum(count * way for count, way in zip(fresh, ways, strict=True))
+    assert stage_cost(Bracket(4, trained), [10, 20, 40], Price(update=1.0, rung=3.0)) == most
+
+
 @given(budget=st.integers(1, 5000), whole=st.integers(1, 300), sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4))
 def test_the_longest_runs_that_the_budget_allows_are_taken(budget, whole, sizes):
     def cost(batches: int) -> float:

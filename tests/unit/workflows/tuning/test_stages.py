@@ -53,6 +53,8 @@ def test_a_short_run_is_also_tried_without_warm_up_and_no_warm_up_twice():
     cfg = configured("+experiment=quick_test")
     assert stages(cfg, start(cfg), 40)[2].values == (0.0, 0.05, 0.1, 0.2)
     assert stages(cfg, start(cfg), 8)[2].values == (0.0, 0.1, 0.2), "0.05 and 0.1 of 8 are both one update"
+    own = configured("+experiment=quick_test", "optimizer.warmup_ratio=0.12")
+    assert stages(own, start(own), 8)[2].values == (0.0, 0.12, 0.2), "and of those the run's own is tried"
 
 
 def test_the_runs_own_values_are_among_the_candidates():
@@ -104,6 +106,11 @@ def test_a_shortened_run_is_the_whole_one_in_small():
         peak, last = (max(p.schedule(t) for t in range(1, p.total_steps + 1)) for p in (plan, short))
         assert peak == last
         assert short.schedule(short.total_steps) == plan.schedule(plan.total_steps)
+
+
+def test_a_warm_up_given_in_updates_is_not_lost_in_a_shortened_run():
+    whole = training_config(configured("+experiment=quick_test", "scheduler.warmup_steps=2"))
+    assert shortened(whole, make_plan(whole, 4096), 10).scheduler.warmup_steps == 1
 
 
 @pytest.mark.parametrize("budget", ["soon", "30", "m", "-5m", "0m", "0", "-3", "1.5", "true", "10 minutes"])
