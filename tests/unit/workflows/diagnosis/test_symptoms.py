@@ -171,6 +171,11 @@ def test_a_run_under_way_is_not_blamed_for_what_it_has_not_done_yet(config, so_f
     assert diagnose(run_of(config, summary={"status": "interrupted"}, **so_far)) == []
 
 
+def test_a_run_under_way_whose_rate_no_longer_rises_has_had_its_chance(config):
+    findings = diagnose(run_of(config, summary={"status": "interrupted"}, **ILL["not learning"]))
+    assert findings[0].illness == "not learning"
+
+
 def test_a_control_is_not_called_ill_for_learning_nothing(config):
     run = run_of(changed(config, grpo__shuffle_advantages=True), accuracies=(0.4, 0.4), kl=1e-6, **FLAT_REWARD)
     assert examine(run).verdict == "healthy"
@@ -183,6 +188,7 @@ def test_a_control_is_not_called_ill_for_learning_nothing(config):
         (lambda step: 2.0 * 0.95**step, (0.4, 0.8), None),
         (2.0, (0.4, 0.4), "not learning"),
         (lambda step: 2.0 + step, (0.4, 0.4), "diverging"),
+        (lambda step: 5.5 if step == 24 else 2.0 * 0.85**step, (0.4, 0.8), None),  # one hard batch
         (lambda step: 2.0 + 2.5 * (step % 2) if step > 1 else 1.5, (0.4, 0.4), "oscillating"),
         (lambda step: 2.0 - 0.005 * step, (0.4, 0.42), "slow convergence"),
     ],
@@ -198,6 +204,8 @@ def test_a_supervised_run_is_judged_by_its_loss(config, loss, accuracies, illnes
 def test_a_run_the_guard_mended_is_only_told_so(config):
     run = run_of(config, summary={"status": "completed", "rollbacks": [{"step": 3}]})
     assert [finding.severity for finding in diagnose(run)] == [Severity.MILD]
+    slow = run_of(config, summary=run.summary, **ILL["slow convergence"])
+    assert [finding.illness for finding in diagnose(slow)] == ["slow convergence", "diverging"], "what is mild hides nothing"
     stopped = run_of(config, steps=3, accuracies=(0.4,), summary={"status": "diverged", "steps": 3})
     assert diagnose(stopped)[0].severity == Severity.GRAVE
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 from made_up_runs import FLAT_REWARD, changed, run_of
@@ -98,7 +99,22 @@ def test_completions_get_twice_the_room_or_four_times_where_nearly_all_are_cut(c
     assert grpo.truncated(run).remedy.endswith(f"generation.max_generation_steps={limit}")
 
 
-@pytest.mark.parametrize(("end", "falls"), [(0.45, False), (0.39, True)])
-def test_a_fall_is_one_from_ten_points_on_however_sure_it_is(end, falls):
-    evals = [{"step": step, "n": 10_000, "accuracy": share} for step, share in ((0, 0.5), (9, end))]
+@pytest.mark.parametrize(("n", "end", "falls"), [(10_000, 0.45, False), (10_000, 0.39, True), (50, 0.3, False)])
+def test_a_fall_is_one_from_ten_points_and_three_standard_errors_on(n, end, falls):
+    evals = [{"step": step, "n": n, "accuracy": share} for step, share in ((0, 0.5), (9, end))]
     assert (fall_below_start(RunRecords({}, evals=evals)) is not None) is falls
+
+
+def test_ratios_that_were_clipped_for_a_while_are_not_clipped_on_every_step(config):
+    """Of two updates from a batch the second may be clipped."""
+    twice = changed(config, grpo__num_iterations=2)
+    assert grpo.clipped_ratios(run_of(twice, clip_fraction=lambda step: 0.3 if step in (2, 4, 6) else 0.0)) is None
+    assert grpo.clipped_ratios(run_of(twice, clip_fraction=lambda step: 0.0 if step % 2 else 0.3)) is not None
+
+
+def test_what_is_paid_for_falling_has_raised_the_reward_by_falling(config):
+    against = json.loads(json.dumps(config))
+    against["reward"]["weights"]["format_exact"] = -0.5
+    finding = grpo.wrong_reward(run_of(against, accuracies=(0.6, 0.2), **rising("reward__format_exact", -0.4)))
+    assert "what rose is format_exact" in finding.evidence
+    assert "reward.weights.format_exact=0.0" in finding.remedy

@@ -38,6 +38,12 @@ def test_a_sweep_is_judged_as_a_whole(config, jobs, best, illness, grid):
     assert "--multirun" in report.findings[0].remedy
 
 
+def test_nothing_lies_between_a_rate_and_itself(config):
+    """It is too low in one job and ruinous in another, which differ in more than the rate."""
+    report = examine_sweep(sweep_of(config, [(1e-6, 0.4, 1e-7), (1e-5, 0.41, 1e-5), (1e-5, 0.1, 2.0)]))
+    assert "good rates stepped over" not in [finding.illness for finding in report.findings]
+
+
 def test_files_of_a_group_are_told_apart_by_their_names(config):
     files = {"adamw": (1e-5, 0.01), "conservative": (1e-6, 0.05), "lion": (1e-6, 0.03)}
     runs = {
