@@ -124,6 +124,8 @@ def test_all_faults_are_reported_together(faults):
         ("model.mesh_shape", [[1, 3], ["fsdp", "tp"]], "tp=3 does not divide num_heads=4 and hidden_dim=256"),
         ("model.mesh_shape", [[3, 1], ["fsdp", "tp"]], "fsdp=3 does not divide training.micro_batch_size=16"),
         ("model.architecture.num_layers", 10**9, "must be less than or equal to 1000"),
+        ("model.architecture.num_kv_heads", 3, "model.architecture: num_heads=4 is not a multiple of num_kv_heads=3"),
+        ("model.architecture.head_dim", 31, "model.architecture: head_dim=31 is odd"),
         ("model.lora_rank", -1, "must be greater than or equal to 0"),
         ("model.base_dtype", "int4", "model.base_dtype=int4: must be 'int8' or 'nf4'"),
         ("data.source", "web", "'table'"),
@@ -145,6 +147,11 @@ def test_a_value_out_of_bounds_is_one_fault_that_names_key_and_bound(faults, key
 def test_a_base_that_is_trained_is_not_quantised(faults):
     (line,) = faults({"model.base_dtype": "nf4", "model.lora_rank": 0})
     assert line.startswith("model.base_dtype=nf4: model.lora_rank=0 trains all weights, so none is frozen")
+
+
+def test_an_average_that_would_be_divided_by_zero_is_refused(faults):
+    (line,) = faults({"optimizer.optimizer_name": "schedule_free_adamw", "optimizer.betas": [0.0, 0.99]})
+    assert line.startswith("optimizer: schedule_free_adamw interpolates by betas[0], which must be above 0")
 
 
 def test_a_missing_key_is_named(composed, faults):
