@@ -1,7 +1,8 @@
-"""How a sweep finds out whether its jobs are to be one program."""
+"""How a sweep finds out whether its jobs are to be one program, and what is left to do for each."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,26 @@ def test_a_job_has_passed_its_rest_where_it_was_evaluated_there_whatever_else_it
     for records, passed in ((spoilt, False), (spoilt + there, True)):
         (tmp_path / "evals.jsonl").write_text(records)
         assert sweep._passed(sweep.Job(None, tmp_path, (), stop_after=4)) is passed
+
+
+def test_a_job_that_was_killed_beyond_its_rest_has_been_there_if_it_was_evaluated_and_saved(tmp_path):
+    job = sweep.Job(None, tmp_path, (), stop_after=2)
+    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
+    record = '{"step": %d, "split": "validation", "accuracy": 0.5}\n'
+    (tmp_path / "evals.jsonl").write_text(record % 4)
+    assert not sweep._passed(job), "nothing is known of it at its rest"
+    (tmp_path / "evals.jsonl").write_text(record % 2)
+    assert sweep._passed(job)
+    (tmp_path / "checkpoints" / "4").rename(tmp_path / "checkpoints" / "1")
+    assert not sweep._passed(job), "it would begin again before its rest"
+
+
+def test_a_page_older_than_the_summary_is_that_of_an_earlier_attempt(tmp_path):
+    page, summary = tmp_path / "report.html", tmp_path / "summary.json"
+    assert not sweep._lacks_report(tmp_path)
+    summary.touch()
+    assert sweep._lacks_report(tmp_path)
+    for age, lacks in ((1, True), (-1, False)):
+        page.touch()
+        os.utime(page, ns=(0, summary.stat().st_mtime_ns - age))
+        assert sweep._lacks_report(tmp_path) is lacks
