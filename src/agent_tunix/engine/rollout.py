@@ -84,20 +84,20 @@ def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sam
     first = draw(jnp.repeat(hidden_PSD[:, -1], G, axis=0), 0)
     drawn = record(jax.tree.map(lambda x_B: jnp.zeros((C, B), x_B.dtype), first), first, 0)
     cache, read = decoding.start(weights, adapters, arch, prompt, G, C)
-    last, *_, drawn = jax.lax.while_loop(more, decode, (0, first[0], ends(first[0]), cache, drawn))
+    *_, drawn = jax.lax.while_loop(more, decode, (0, first[0], ends(first[0]), cache, drawn))
     tokens_CB, logprobs_CB = drawn
-    rollouts = _until_the_end(tokens_CB.T, logprobs_CB.T, last, ends, sampling.pad_id)
+    rollouts = _until_the_end(tokens_CB.T, logprobs_CB.T, ends, sampling.pad_id)
     return tuple(jax.tree.map(lambda x, k=k: cut(x[k * B // K : (k + 1) * B // K], "fsdp"), rollouts) for k in range(K))
 
 
-def _until_the_end(tokens_BC, logprobs_BC, last, ends, pad_id: int) -> Rollouts:
-    """What was drawn up to the last step, of each row as far as its first token that ends it.
+def _until_the_end(tokens_BC, logprobs_BC, ends, pad_id: int) -> Rollouts:
+    """Of each row what was drawn up to its first token that ends it.
 
-    Other rows went on, and it drew with them. Cutting all of them here spares each step a few small kernels.
+    Other rows went on, and it drew with them; the loop stops early only where all have ended, so what was never drawn lies
+    beyond too. Cutting all of them here spares each step a few small kernels.
     """
-    drawn_C = jnp.arange(tokens_BC.shape[1]) <= last
-    ends_BC = ends(tokens_BC) & drawn_C
-    mask_BC = (jnp.cumsum(ends_BC, axis=1) == ends_BC) & drawn_C
+    ends_BC = ends(tokens_BC)
+    mask_BC = jnp.cumsum(ends_BC, axis=1) == ends_BC
     tokens_BC, logprobs_BC = jnp.where(mask_BC, tokens_BC, pad_id), jnp.where(mask_BC, logprobs_BC, 0.0)
     return Rollouts(tokens_BC, mask_BC, logprobs_BC, ends_BC.any(axis=1))
 

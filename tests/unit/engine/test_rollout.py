@@ -104,6 +104,13 @@ def test_rows_are_drawn_independently():
     assert abs(agree - expected) < 4 * np.sqrt(expected / len(tokens))
 
 
+def test_an_index_is_drawn_from_its_lower_bound_on_and_below_its_upper_one():
+    """As by numpy, with numbers that are exact in binary."""
+    weights, share = np.float32([1, 0, 2, 4, 1]) / 8, np.arange(8, dtype=np.float32) / 8
+    drawn = rollout._invert_cdf(jnp.asarray(share)[:, None], jnp.broadcast_to(weights, (8, 5)))
+    assert drawn.tolist() == np.searchsorted(np.cumsum(weights), share, side="right").tolist()
+
+
 def test_no_index_of_weight_zero_is_drawn_whatever_the_rounding_of_the_sum():
     """A parallel prefix sum rounds each entry in its own way, so it may rise where the weight is zero."""
     rng = np.random.default_rng(0)
