@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -87,3 +88,12 @@ def test_rate_zero_changes_nothing(run):
     got = by_us(params, gradients[:1], [0.0], 0.3, 1.0)
     for name in params:
         np.testing.assert_array_equal(got[name], params[name].astype(np.float32))
+
+
+def test_a_norm_is_known_by_its_own_name_wherever_it_lies():
+    """Without a gradient nothing moves but by decay."""
+    params = {"layers": {"pre_norm": jnp.ones((2, 3)), "proj": jnp.ones((2, 3, 3))}, "norms": {"embed": jnp.ones((5, 3))}}
+    still = jax.tree.map(jnp.zeros_like, params)
+    moved, *_ = optimizers.step(still, optimizers.init(params), params, scalars(0.1, 0.5, 1.0))
+    ends = jax.tree.map(lambda array: float(array.min()), moved)
+    assert ends == {"layers": {"pre_norm": 1.0, "proj": pytest.approx(0.95)}, "norms": {"embed": pytest.approx(0.95)}}
