@@ -9,7 +9,7 @@ import pytest
 from agent_tunix.config.load import validate
 from agent_tunix.config.schema import Config
 from agent_tunix.errors import UserError
-from agent_tunix.workflows import train
+from agent_tunix.workflows import dry_run, train
 from agent_tunix.workflows.plan import Plan, make_plan
 
 
@@ -66,6 +66,12 @@ def test_a_warm_up_that_leaves_no_room_for_the_decay_is_refused(planned):
     assert planned(**decay, scheduler__warmup_steps=20).schedule(20) == 1e-5
     with pytest.raises(UserError, match=r"warmup_steps=21 and scheduler\.decay_ratio=0\.5 are more than all 40 updates"):
         planned(**decay, scheduler__warmup_steps=21)
+
+
+def test_a_plan_names_updates_that_there_are(planned):
+    for ratio, end in ((0.1, 4), (0.0, 1)):
+        named = ["first (update 1)", f"end of warm-up (update {end})", "middle (update 20)", "last (update 40)"]
+        assert list(dry_run._landmarks(planned(optimizer__warmup_ratio=ratio))) == named
 
 
 def test_more_cycles_than_updates_are_refused(planned):
