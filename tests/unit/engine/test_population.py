@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine.batch import widened
-from agent_tunix.engine.population import Fetch, alone, beside, together
+from agent_tunix.engine.population import Fetch, Reference, Sample, Update, alone, beside, together
+from agent_tunix.engine.rollout import Sampling
+from agent_tunix.engine.update import init_state
 from agent_tunix.errors import DivergenceError, UserError
+from agent_tunix.models.lora import Adapters
 from agent_tunix.types import Batch, Prompts
 
 
@@ -147,13 +152,48 @@ def test_any_other_error_ends_all_and_lets_each_close():
     assert closed == [True, True]
 
 
-def test_batches_are_padded_on_the_right_to_the_widest():
-    def batch(width):
-        tokens = jnp.ones((2, width), jnp.int32)
-        prompts = Prompts(tokens[:, :1], tokens[:, :1])
-        return Batch(prompts, tokens, tokens > 0, tokens * 0.5, None, jnp.ones(2))
+def batch(width: int) -> Batch:
+    """A completion of each of two prompts."""
+    tokens = jnp.ones((2, width), jnp.int32)
+    return Batch(Prompts(tokens[:, :1], tokens[:, :1]), tokens, tokens > 0, tokens * 0.5, None, jnp.ones(2))
 
+
+def test_batches_are_padded_on_the_right_to_the_widest():
     narrow, wide = widened([batch(2), batch(4)])
     np.testing.assert_array_equal(narrow.mask_BC, [[True, True, False, False]] * 2)
     assert narrow.tokens_BC.shape == narrow.old_logprobs_BC.shape == wide.tokens_BC.shape == (2, 4)
     assert narrow.reference_logprobs_BC is None
+
+
+@pytest.mark.parametrize(
+    ("request_of", "static"),
+    [
+        (Sample, {"sampling": [Sampling(None, 1.0, 8, 4, (1,), 0), Sampling(50, 1.0, 8, 4, (1,), 0)]}),
+        (Reference, {"micro_batches": [1, 2]}),
+        (Update, {"micro_batches": [1, 2], "optimizer": ["adamw", "lion"]}),
+    ],
+)
+def test_what_needs_another_program_is_of_another_kind(request_of, static):
+    """And what any two runs bring of their own is not."""
+    given: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(request_of))
+    given |= {name: first for name, (first, _) in static.items()}
+    one = request_of(**given)
+    assert one.kind == request_of(**given | {"weights": "of another"}).kind
+    for name, (_, second) in static.items():
+        assert one.kind != request_of(**given | {name: second}).kind
+
+
+def test_a_reference_is_as_wide_as_its_own_batch(weights, arch):
+    narrow, wide = (Reference(weights, None, batch(width), 1.0, arch, 1) for width in (2, 4))
+    found, _ = Reference.answer([narrow, wide])
+    (by_itself,) = Reference.answer([narrow])
+    np.testing.assert_allclose(found, by_itself, atol=1e-5)
+
+
+def test_a_copy_that_fills_a_place_is_not_updated(weights, adapters, arch):
+    """Its state is the first's own, which an update uses up."""
+    h = Hyperparameters(0.01, 0.0, 0.9, 0.99, 1e-8, 1.0, 0.0, 0.2, 1.0)
+    state = init_state(Adapters({"q_proj": jnp.copy(adapters.a["q_proj"])}, {"q_proj": jnp.copy(adapters.b["q_proj"])}, 2.0))
+    request = Update(state, batch(2), weights, h, np.inf, arch, 1, "adamw")
+    ((updated, _),) = Update.answer([request, request])
+    assert int(updated.step) == 1
