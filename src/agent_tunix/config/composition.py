@@ -7,12 +7,10 @@ import re
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import yaml
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import ListConfig
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from agent_tunix.config.load import config_folder, did_you_mean
 
@@ -28,11 +26,11 @@ def answer(mistake: Exception, arguments: Sequence[str] = ()) -> str | None:
     """What to say of a mistake in what Hydra was given to compose by these arguments; nothing of any other."""
     if isinstance(mistake, MissingConfigException):
         return missing_option(mistake)
-    if said := without_end(mistake) or list_for_keys(mistake):
+    if said := broken_file(mistake, arguments) or without_end(mistake):
         return said
     if isinstance(mistake, HydraException | OmegaConfBaseException):
-        return unreadable(mistake)
-    return broken_file(mistake, arguments) or misplaced(mistake)
+        return list_for_keys(arguments) or unreadable(mistake)
+    return misplaced(mistake, arguments)
 
 
 def missing_option(mistake: MissingConfigException) -> str:
@@ -65,49 +63,47 @@ def unreadable(mistake: Exception) -> str:
 
 def without_end(mistake: Exception) -> str | None:
     """Of files whose defaults lead back to themselves, which Hydra follows until Python stops it."""
-    paths = [found["path"] for found in _inside("_create_defaults_tree_impl", mistake) if "path" in found]
-    if not isinstance(mistake, RecursionError) or not paths:
+    if not isinstance(mistake, RecursionError) or "hydra._internal.defaults_list" not in _passed_through(mistake):
         return None
-    start = next(i for i, path in enumerate(paths) if path in paths[i + 1 :])
-    end = paths.index(paths[start], start + 1)
-    ring = " > ".join(paths[start : end + 1])
-    return f"The defaults of a file lead back to itself: {ring}\nTake the last out of the defaults of the one before it."
+    return "The defaults of a configuration file lead back to itself, maybe by way of other files; take it out of theirs."
 
 
-def list_for_keys(mistake: Exception) -> str | None:
-    """Of a file that is a list as a whole, where Hydra names what came to be laid over it: another file, or an override."""
-    for found in _inside("_load_configuration_impl", mistake):
-        for default in found["defaults_list"].defaults if "defaults_list" in found else ():
-            loaded = found["caching_repo"].load_config(default.config_path)
-            if isinstance(loaded.config, ListConfig):
-                return f"{loaded.path.removeprefix('file://')}/{default.config_path}.yaml holds a list, not keys and values."
+def list_for_keys(arguments: Sequence[str]) -> str | None:
+    """Of a chosen file that is a list as a whole, where Hydra names what came to be laid over it."""
+    chosen = {argument.lstrip("+") for argument in arguments}
+    for file in _own_files(arguments):
+        if f"{file.parent.name}={file.stem}" in chosen and isinstance(yaml.safe_load(file.read_text()), list):
+            return f"{file} holds a list, not keys and values."
     return None
 
 
-def _inside(function: str, mistake: Exception) -> list[dict[str, Any]]:
-    """What the calls of one of Hydra's functions knew when a mistake ended them; the mistake itself may not say."""
-    frames = (frame for frame, _ in traceback.walk_tb(mistake.__traceback__))
-    return [frame.f_locals for frame in frames if frame.f_code.co_name == function]
-
-
-def misplaced(fault: Exception) -> str | None:
+def misplaced(mistake: Exception, arguments: Sequence[str]) -> str | None:
     """Of an override that OmegaConf stumbles over: a name where a list has places."""
-    *_, (frame, _) = traceback.walk_tb(fault.__traceback__)
-    if not isinstance(fault, TypeError | ValueError) or not frame.f_globals["__name__"].startswith("omegaconf."):
+    if not isinstance(mistake, TypeError | ValueError) or not _passed_through(mistake)[-1].startswith("omegaconf."):
         return None
-    return f"An override does not fit the configuration ({fault}).\n{PARTS}"
+    return list_for_keys(arguments) or f"An override does not fit the configuration ({mistake}).\n{PARTS}"
 
 
 def broken_file(mistake: Exception, arguments: Sequence[str]) -> str | None:
     """Of a YAML file that could not be read; of one in another encoding than UTF-8 Hydra does not say which it was."""
-    if isinstance(mistake, YAMLError) or str(mistake).startswith(BROKEN):
+    if isinstance(mistake, yaml.YAMLError) or str(mistake).startswith(BROKEN):
         return f"A configuration file cannot be read: {mistake}"
     if not isinstance(mistake, UnicodeDecodeError):
         return None
-    own = [Path(value) for option, value in itertools.pairwise(arguments) if option in ("--config-dir", "-cd")]
-    for file in (file for folder in own for file in sorted(folder.rglob("*.yaml")) if file.is_file()):
+    for file in _own_files(arguments):
         try:
             file.read_text(encoding="utf-8")
         except UnicodeDecodeError as fault:
             return f"{file} cannot be read: {fault}.\nSave it in UTF-8."
     return None
+
+
+def _own_files(arguments: Sequence[str]) -> list[Path]:
+    """The user's own files of configuration."""
+    folders = [Path(value) for option, value in itertools.pairwise(arguments) if option in ("--config-dir", "-cd")]
+    return [file for folder in folders for file in sorted(folder.rglob("*.yaml")) if file.is_file()]
+
+
+def _passed_through(mistake: Exception) -> list[str]:
+    """The modules that a mistake came through, from the outermost to where it was made."""
+    return [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(mistake.__traceback__)]
