@@ -28,9 +28,8 @@ def answer(mistake: Exception, arguments: Sequence[str] = ()) -> str | None:
         return missing_option(mistake)
     if said := broken_file(mistake, arguments) or without_end(mistake):
         return said
-    if isinstance(mistake, HydraException | OmegaConfBaseException):
-        return list_for_keys(arguments) or unreadable(mistake)
-    return misplaced(mistake, arguments)
+    said = unreadable(mistake) if isinstance(mistake, HydraException | OmegaConfBaseException) else misplaced(mistake)
+    return said and (list_for_keys(arguments) or said)
 
 
 def missing_option(mistake: MissingConfigException) -> str:
@@ -72,16 +71,17 @@ def list_for_keys(arguments: Sequence[str]) -> str | None:
     """Of a chosen file that is a list as a whole, where Hydra names what came to be laid over it."""
     chosen = {argument.lstrip("+") for argument in arguments}
     for file in _own_files(arguments):
-        if f"{file.parent.name}={file.stem}" in chosen and isinstance(yaml.safe_load(file.read_text()), list):
+        text = file.read_text(encoding="utf-8") if f"{file.parent.name}={file.stem}" in chosen else ""
+        if isinstance(yaml.safe_load(text), list):
             return f"{file} holds a list, not keys and values."
     return None
 
 
-def misplaced(mistake: Exception, arguments: Sequence[str]) -> str | None:
+def misplaced(mistake: Exception) -> str | None:
     """Of an override that OmegaConf stumbles over: a name where a list has places."""
     if not isinstance(mistake, TypeError | ValueError) or not _passed_through(mistake)[-1].startswith("omegaconf."):
         return None
-    return list_for_keys(arguments) or f"An override does not fit the configuration ({mistake}).\n{PARTS}"
+    return f"An override does not fit the configuration ({mistake}).\n{PARTS}"
 
 
 def broken_file(mistake: Exception, arguments: Sequence[str]) -> str | None:
