@@ -16,10 +16,12 @@ from collections.abc import Callable, Iterable, Sequence
 import jax
 import jax.numpy as jnp
 
-from agent_tunix.models import kernels, mesh
+from agent_tunix.models import kernels, mesh, turning_kernels
+from agent_tunix.models.heads import Placing
+from agent_tunix.models.turning_kernels import Turning
 from agent_tunix.types import pytree, static
 
-CUDNN_HEAD = 256  # the largest head that cuDNN takes; any is to be of eights
+LEAST_HEAD, CUDNN_HEAD = 32, 256  # the largest that cuDNN takes, and the least half of which the kernels before it take
 UNBOUNDED = jnp.iinfo(jnp.int32).max
 
 Past = tuple[jax.Array, jax.Array, jax.Array]  # keys and values [rows, S, K, N], and positions [rows, S]
@@ -40,34 +42,48 @@ class Lengths:
     prompt: int
     group: int
 
+    def completion(self, x: jax.Array) -> int:
+        """Tokens of a completion."""
+        return (x.shape[1] - self.prompt) // self.group
+
     def apart(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The prompts' tokens [P, S, ...], and the completions' [B, C, ...]."""
         return x[:, : self.prompt], x[:, self.prompt :].reshape(len(x) * self.group, -1, *x.shape[2:])
-
-    def whole(self, x: jax.Array) -> jax.Array:
-        """A row for each completion, with its prompt before it: [B, S + C, ...]."""
-        of_prompts, of_completions = self.apart(x)
-        return jnp.concatenate([jnp.repeat(of_prompts, self.group, axis=0), of_completions], axis=1)
 
 
 def attend(q_BTHN: jax.Array, k_BTKN: jax.Array, v_BTKN: jax.Array, positions_BT: jax.Array, reach: Reach) -> jax.Array:
     """Of every token of a sequence to all of it that it sees: [B, T, H * N]. Padding is on its left, its right, or both."""
     if not cudnn_serves(q_BTHN):
         return attend_to(q_BTHN, positions_BT, [(k_BTKN, v_BTKN, positions_BT)], reach)
-    first_B = jnp.argmax(positions_BT >= 0, axis=1)
+    first_B = _first(positions_BT)
     q, k, v = (_turned(x, first_B) for x in (q_BTHN, k_BTKN, v_BTKN))
     return _flat(_turned(_by_cudnn(q, k, v, reach), -first_B))
 
 
-def attend_groups(q, k, v, positions_PT: jax.Array, lengths: Lengths, reach: Reach) -> jax.Array:
-    """As `attend`, of rows that are a prompt and then its group of completions, each of which sees the prompt and itself."""
+def _first(positions_BT: jax.Array) -> jax.Array:
+    return jnp.argmax(positions_BT >= 0, axis=1)
+
+
+def places_of_groups(q, positions_PT: jax.Array, lengths: Lengths) -> jax.Array:
+    """The places whose angles `attend_groups` is to be given: the tokens' positions, or those of any turned sequence."""
+    return jnp.arange(lengths.prompt + lengths.completion(positions_PT))[None] if cudnn_serves(q) else positions_PT
+
+
+def attend_groups(q, k, v, positions_PT: jax.Array, lengths: Lengths, placing: Placing, reach: Reach) -> jax.Array:
+    """As `attend`, of rows that are a prompt and then its group of completions, each of which sees the prompt and itself.
+
+    Queries and keys are yet to be placed.
+    """
 
     def joined(of_prompts, of_completions):
         return jnp.concatenate([of_prompts, of_completions.reshape(len(positions_PT), -1, of_prompts.shape[-1])], axis=1)
 
     if cudnn_serves(q):
-        h_BTE = attend(lengths.whole(q), lengths.whole(k), lengths.whole(v), lengths.whole(positions_PT), reach)
+        first_P = _first(positions_PT)
+        q, k, v = _turned_groups(q, k, v, first_P, lengths, placing)
+        h_BTE = _flat(_turned(_by_cudnn(q, k, v, reach), -jnp.repeat(first_P, lengths.group)))
         return joined(h_BTE[:: lengths.group, : lengths.prompt], h_BTE[:, lengths.prompt :])
+    q, k = placing(q, k)
     (q_prompt, q_own), (k_prompt, k_own), (v_prompt, v_own) = map(lengths.apart, (q, k, v))
     positions_PS, positions_BC = lengths.apart(positions_PT)
     prompt, own = (k_prompt, v_prompt, positions_PS), (k_own, v_own, positions_BC)
@@ -88,7 +104,19 @@ def cudnn_serves(q_BTHN: jax.Array) -> bool:
     if mesh.several_devices() or kernels.capability() != kernels.HOPPER or q_BTHN.dtype != jnp.bfloat16:
         return False
     _, T, _, N = q_BTHN.shape
-    return T > 1 and N <= CUDNN_HEAD and N % 8 == 0
+    return T > 1 and LEAST_HEAD <= N <= CUDNN_HEAD and kernels.power_of_two(N) == N
+
+
+def _turned_groups(q, k, v, first_P, lengths: Lengths, placing: Placing) -> tuple[jax.Array, ...]:
+    """Of every completion the whole sequence from its first token on: queries and keys, placed, and values."""
+    sizes, interpret = (lengths.prompt, lengths.completion(q), lengths.group), kernels.capability() < kernels.AMPERE
+    angles = placing.cos[0, :, 0], placing.sin[0, :, 0]
+
+    def turned(x, factor, *scale_and_angles):
+        return turning_kernels.turned(Turning(*sizes, placing.eps, factor, interpret), x, first_P, *scale_and_angles)
+
+    queries, keys = turned(q, placing.query_scale, placing.q_norm, *angles), turned(k, 1.0, placing.k_norm, *angles)
+    return queries, keys, turned(v, 1.0)
 
 
 def _by_cudnn(q_BTHN, k_BTKN, v_BTKN, reach: Reach) -> jax.Array:

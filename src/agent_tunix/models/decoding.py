@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from agent_tunix.models import attention_kernels, gemma3, kernels, lora, mesh, token_kernel
 from agent_tunix.models.attention_kernels import Rows
 from agent_tunix.models.gemma3 import Architecture, Segment, Weights
+from agent_tunix.models.heads import both_halves, rms_norm
 from agent_tunix.models.kernels import LEAST_RANK, LEAST_TILE, Product
 from agent_tunix.models.lora import Adapters
 from agent_tunix.models.quantisation import Quantised
@@ -124,13 +125,13 @@ def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) 
     prompt_slots = prompt.keys_LBSKN.shape[2]
     S = attention_kernels.whole_tiles(prompt_slots)
     rotations = gemma3.rotations(arch, jnp.arange(prompt_slots + slots))
-    angles = [x_TN for pair in rotations for x_TN in gemma3.both_halves(*pair)]
+    angles = [x_TN for pair in rotations for x_TN in both_halves(*pair)]
     angles_TAN = jnp.stack(angles, axis=1)  # of every position, in one array: to look a token's up is one kernel
 
     def read(cache, tokens_B, slot, done_B):
         del done_B  # what a finished sequence reads is of no use, and no one else sees it
         x_RD = gemma3.embed(weights, arch, kernels.filled(tokens_B, policies, rows))
-        h_RD = gemma3.rms_norm(x_RD, layers[0].norms["input_norm"], arch.norm_eps)
+        h_RD = rms_norm(x_RD, layers[0].norms["input_norm"], arch.norm_eps)
         places = angles_TAN[first_R + slot], jnp.asarray(slot, jnp.int32)[None], lengths_P
         norms = [*(layer.norms["input_norm"] for layer in layers[1:]), weights.final_norm_D]
         written = []

@@ -18,7 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agent_tunix.models.attention import Lengths, Reach, attend, attend_groups, attend_to
+from agent_tunix.models.attention import Lengths, Reach, attend, attend_groups, attend_to, places_of_groups
+from agent_tunix.models.gating import gated
+from agent_tunix.models.heads import Placing, rms_norm
 from agent_tunix.models.low_rank import adapted
 from agent_tunix.models.mesh import cut
 from agent_tunix.models.quantisation import Matrix, dequantise
@@ -98,11 +100,13 @@ def forward(
     """Reads tokens after `past`; returns the normalised hidden states and the segment these tokens make."""
     past_kv = tuple((segment.keys_LBSKN, segment.values_LBSKN) for segment in past)
 
-    def read(q_BTHN, k_BTKN, v_BTKN, past_kv, reach):
+    def read(q_BTHN, k_BTKN, v_BTKN, placing, past_kv, reach):
+        q_BTHN, k_BTKN = placing(q_BTHN, k_BTKN)
+        kept = k_BTKN, v_BTKN
         if not past:
-            return attend(q_BTHN, k_BTKN, v_BTKN, positions_BT, reach)
+            return attend(q_BTHN, *kept, positions_BT, reach), kept
         segments = [(k, v, segment.positions_BS) for (k, v), segment in zip(past_kv, past, strict=True)]
-        return attend_to(q_BTHN, positions_BT, [*segments, (k_BTKN, v_BTKN, positions_BT)], reach)
+        return attend_to(q_BTHN, positions_BT, [*segments, (*kept, positions_BT)], reach), kept
 
     # Of many tokens every device reads its rows and is sent the weights; of one, all rows, with the weights that it has.
     stream = ("fsdp", None, None) if tokens_BT.shape[1] > 1 else (None, None, "fsdp")
@@ -122,40 +126,44 @@ def forward_groups(
     tokens = jnp.concatenate([prompts.tokens_PS, tokens_BC.reshape(P, -1)], axis=1)
     positions = jnp.concatenate([prompts.positions_PS, positions_BC.reshape(P, -1)], axis=1)
 
-    def read(q, k, v, _, reach):
-        return attend_groups(q, k, v, positions, lengths, reach)
+    def read(q, k, v, placing, _, reach):
+        return attend_groups(q, k, v, positions, lengths, placing, reach), None
 
-    hidden, _ = _through(weights, adapters, arch, tokens, positions, ("fsdp", None, None), (), read, keep=False)
+    queries = jax.ShapeDtypeStruct((*tokens.shape, arch.num_heads, arch.head_dim), weights.embed_VD.dtype)
+    places = places_of_groups(queries, positions, lengths)
+    hidden, _ = _through(weights, adapters, arch, tokens, places, ("fsdp", None, None), (), read)
     return lengths.apart(hidden)
 
 
-def _through(weights, adapters, arch: Architecture, tokens_BT, positions_BT, stream, past_kv, read, keep=True):
-    """Tokens through all layers: normalised hidden states, and every layer's keys and values if they are kept."""
+def _through(weights, adapters, arch: Architecture, tokens_BT, places_BT, stream, past_kv, read):
+    """Tokens through all layers: normalised hidden states, and what `read` keeps of every layer.
+
+    It is given queries and keys as they come from their products, and how they are placed.
+    """
     x_BTD = cut(embed(weights, arch, tokens_BT), *stream)
-    of_layers = rotations(arch, positions_BT[..., None])
+    of_layers = rotations(arch, places_BT[..., None])
 
     @jax.checkpoint
     def layer(x_BTD, per_layer):
         w, lora, is_global, past_kv = per_layer
-        cos_sin = jax.tree.map(lambda near, far: jnp.where(is_global, far, near), *of_layers)
+        cos, sin = jax.tree.map(lambda near, far: jnp.where(is_global, far, near), *of_layers)
 
         h_BTD = rms_norm(x_BTD, w.input_norm, arch.norm_eps)
         q_BTHN = _heads(_project(h_BTD, w.q_proj, lora.get("q_proj")), arch.num_heads)
         k_BTKN = _heads(_project(h_BTD, w.k_proj, lora.get("k_proj")), arch.num_kv_heads)
         v_BTKN = _heads(_project(h_BTD, w.v_proj, lora.get("v_proj")), arch.num_kv_heads)
-        q_BTHN = _rotate(rms_norm(q_BTHN, w.q_norm, arch.norm_eps), *cos_sin) * arch.query_scale
-        k_BTKN = _rotate(rms_norm(k_BTKN, w.k_norm, arch.norm_eps), *cos_sin)
-        h_BTE = read(q_BTHN, k_BTKN, v_BTKN, past_kv, Reach(is_global, arch.sliding_window))
+        placing = Placing(w.q_norm, w.k_norm, cos, sin, arch.norm_eps, arch.query_scale)
+        h_BTE, kept = read(q_BTHN, k_BTKN, v_BTKN, placing, past_kv, Reach(is_global, arch.sliding_window))
         h_BTD = _project(h_BTE, w.o_proj, lora.get("o_proj"))
         x_BTD = cut(x_BTD + rms_norm(h_BTD, w.post_attention_norm, arch.norm_eps), *stream)
 
         h_BTD = rms_norm(x_BTD, w.pre_feedforward_norm, arch.norm_eps)
         gate_BTF = _project(h_BTD, w.gate_proj, lora.get("gate_proj"))
         up_BTF = _project(h_BTD, w.up_proj, lora.get("up_proj"))
-        h_BTF = cut(jax.nn.gelu(gate_BTF, approximate=True) * up_BTF, stream[0], None, "tp")
+        h_BTF = cut(gated(gate_BTF, up_BTF), stream[0], None, "tp")
         h_BTD = _project(h_BTF, w.down_proj, lora.get("down_proj"))
         x_BTD = cut(x_BTD + rms_norm(h_BTD, w.post_feedforward_norm, arch.norm_eps), *stream)
-        return x_BTD, (k_BTKN, v_BTKN) if keep else None
+        return x_BTD, kept
 
     lora = adapters.by_module() if adapters is not None else {}
     x_BTD, kept = jax.lax.scan(layer, x_BTD, (weights.layers, lora, arch.is_global(), past_kv))
@@ -170,16 +178,6 @@ def embed(weights: Weights, arch: Architecture, tokens: jax.Array) -> jax.Array:
 def unembed(weights: Weights, hidden: jax.Array) -> jax.Array:
     """Float32 logits over the vocabulary, by the transposed embedding."""
     return jnp.einsum("...d,vd->...v", hidden, weights.embed_VD, preferred_element_type=jnp.float32)
-
-
-def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """Zhang & Sennrich (2019) in float32, with Gemma's weight stored as a departure from one.
-
-    Sequences and tokens are made one axis: a CPU sums over the last of [B, 1, D] ten times slower than over that of [B, D].
-    """
-    x32 = x.reshape(-1, *(size for size in x.shape[2:-1] if size > 1), x.shape[-1]).astype(jnp.float32)
-    normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
-    return (normed * (1.0 + scale.astype(jnp.float32))).astype(x.dtype).reshape(x.shape)
 
 
 def empty_segment(arch: Architecture, batch: int, slots: int, dtype: jnp.dtype) -> Segment:
@@ -223,14 +221,3 @@ def rotations(arch: Architecture, positions: jax.Array) -> tuple[tuple[jax.Array
         return jnp.cos(angle), jnp.sin(angle)
 
     return angles(arch.rope_local_base, 1.0), angles(arch.rope_global_base, arch.rope_global_factor)
-
-
-def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Halves (a, b) of every head become (a cos - b sin, b cos + a sin)."""
-    x32, half, (cos, sin) = x.astype(jnp.float32), x.shape[-1] // 2, both_halves(cos, sin)
-    return (x32 * cos + jnp.roll(x32, half, axis=-1) * sin).astype(x.dtype)
-
-
-def both_halves(cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """What each number of a head is multiplied with, and what the one half a head away is, to rotate it by RoPE."""
-    return jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)

@@ -20,6 +20,7 @@ import numpy as np
 
 from agent_tunix.models import gemma3, kernels, lora, nvrtc
 from agent_tunix.models.gemma3 import Architecture, Segment, Weights
+from agent_tunix.models.heads import both_halves
 from agent_tunix.models.lora import Adapters
 
 FOLDER = Path(__file__).parent / "token"
@@ -64,7 +65,7 @@ def start(
     sizes |= {"PROMPT_TILES": -(-S // KEYS), "OWN_TILES": -(-slots // KEYS), "BLOCKS": blocks}
     cut = cuts(arch, blocks)
     ptx = nvrtc.compiled((FOLDER / "token.cu").read_text(), {**_macros(arch), **sizes, **cut}, FOLDER)
-    angles = [x_TN for pair in gemma3.rotations(arch, jnp.arange(S + slots)) for x_TN in gemma3.both_halves(*pair)]
+    angles = [x_TN for pair in gemma3.rotations(arch, jnp.arange(S + slots)) for x_TN in both_halves(*pair)]
     constants = [jnp.stack(angles, axis=1), *_norms(weights, arch), *_matrices(weights, adapters, cut["DOWN_Z"])]
     launch = {"grid": teams * blocks, "threads": 2 * 32 * WARPS, "shared_bytes": SHARED_BYTES}
 
