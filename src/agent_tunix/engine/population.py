@@ -33,7 +33,7 @@ from agent_tunix.models import gemma3, lora
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters, Trainable
 from agent_tunix.models.mesh import on_mesh_of
-from agent_tunix.types import Batch, Rollouts, TrainState
+from agent_tunix.types import Batch, TrainState
 
 
 class DeviceRequest(abc.ABC):
@@ -81,12 +81,6 @@ class Sample(DeviceRequest):
         first = requests[0]
         static = {"arch": first.arch, "sampling": first.sampling}
         return Program(sample, (first.weights, tuple(r.draw for r in requests)), static)
-
-    @classmethod
-    def answer(cls, requests: Sequence[Sample]) -> Sequence[Rollouts]:
-        found = super().answer(requests)
-        _send_to_host([(rollouts.tokens_BC, rollouts.mask_BC, rollouts.ended_B) for rollouts in found])
-        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,14 +213,18 @@ class Foresight:
 
 @dataclasses.dataclass(frozen=True)
 class Fetch:
-    """Asks for an array on the host, once it is made; what any of several runs does before it asks is done meanwhile."""
+    """Asks for arrays on the host, once they are made; what any of several runs does before it asks is done meanwhile.
 
-    array: jax.Array
+    They are not sent before: copies are made one after the other, and what a run copies meanwhile would wait for these.
+    """
+
+    arrays: Any
     kind = ("fetch",)
 
     @staticmethod
-    def answer(fetches: Sequence[Fetch]) -> Sequence[np.ndarray]:
-        return [processes.whole(fetch.array) for fetch in fetches]
+    def answer(fetches: Sequence[Fetch]) -> Sequence[Any]:
+        _send_to_host([fetch.arrays for fetch in fetches])
+        return [jax.tree.map(processes.whole, fetch.arrays) for fetch in fetches]
 
 
 Request = Sample | Reference | Update | Foresight | Fetch

@@ -93,10 +93,11 @@ def test_what_is_done_beside_a_run_is_done_by_all_before_any_waits_for_the_devic
 
     def evaluating(number):
         log.append(f"evaluates {(yield Square(number, [])) + (yield Other(number, log))}")
-        return (yield Fetch(jnp.full(2, number))).tolist()
+        twice, ended = yield Fetch((jnp.full(2, number), jnp.array(number)))
+        return [*twice.tolist(), ended.item()]
 
     runs = [beside(evaluating(number), lambda number=number: log.append(f"saves {number}")) for number in (1, 2)]
-    assert together(runs) == [[1, 1], [2, 2]]
+    assert together(runs) == [[1, 1, 1], [2, 2, 2]]
     assert log == ["saves 1", "saves 2", [1, 2], "evaluates 2", "evaluates 8"]
 
 
