@@ -10,7 +10,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -198,18 +198,25 @@ def late(values: Sequence[float]) -> float | None:
 
 def read_run(folder: Path) -> RunRecords:
     """The records of a run's folder; raises UserError where it is none."""
-    if not (folder / "config.yaml").is_file():
+    file = folder / "config.yaml"
+    if not file.is_file():
         raise UserError(
             f"{folder} is not the folder of a run: it has no config.yaml. "
             "Give runs/<time> as training printed it, or multirun/<time> for a sweep."
         )
-    config: Any = OmegaConf.to_container(read_config(folder / "config.yaml"))
     return RunRecords(
-        config=config if isinstance(config, dict) else {},
+        config=_config(file, file.stat().st_mtime_ns),
         metrics=read_records(folder / "metrics.jsonl"),
         evals=read_records(folder / "evals.jsonl"),
         summary=read_object(folder / "summary.json"),
     )
+
+
+@lru_cache(maxsize=256)
+def _config(file: Path, written: int) -> dict[str, Any]:
+    """As it was written then. YAML is slow to read, and the pages of a sweep and of its jobs all ask for it."""
+    config: Any = OmegaConf.to_container(read_config(file))
+    return config
 
 
 def read_object(path: Path) -> Record:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_tunix.workflows.diagnosis.records import Accuracy, RunRecords, difference, scatter
+from agent_tunix.workflows.diagnosis.records import Accuracy, RunRecords, difference, read_run, scatter
 from agent_tunix.workflows.diagnosis.signs import learnt
 
 
@@ -23,3 +25,11 @@ def test_all_of_a_few_problems_after_none_of_them_are_not_certain(n, gained):
     evals = [{"step": step, "n": n, "accuracy": share} for step, share in ((0, 0.0), (9, 1.0))]
     assert learnt(RunRecords({}, evals=evals)) is gained
     assert difference(Accuracy(0, 0.0, n), Accuracy(9, 0.0, n)).error > 0
+
+
+def test_a_configuration_that_is_written_anew_is_read_anew(tmp_path):
+    file = tmp_path / "config.yaml"
+    for seed, second in ((1, 1000), (2, 2000)):
+        file.write_text(f"seed: {seed}\n")
+        os.utime(file, (second, second))  # however coarse the clock of the disk
+        assert read_run(tmp_path).config == {"seed": seed}
