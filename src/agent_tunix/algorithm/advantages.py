@@ -1,7 +1,7 @@
 """Group-relative advantages (Shao et al., 2024, arXiv:2402.03300, section 4.1.2).
 
-The standard deviation is the sample one (G - 1 in the denominator), as in TRL; the paper does not say which. Rewards come
-from the host, and their advantages are taken there: the device is at work meanwhile.
+The standard deviation is the sample one (G - 1 in the denominator), as in TRL; the paper does not say which. Rewards are
+computed on the host, and so are advantages: the device is busy meanwhile.
 """
 
 from __future__ import annotations

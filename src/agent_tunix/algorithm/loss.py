@@ -22,10 +22,10 @@ from agent_tunix.models.mesh import EVERYWHERE, cut, several_devices
 from agent_tunix.types import pytree
 
 LOGITS_BUDGET = 2**28  # float32 logits alive at once while log-probabilities are taken: 1 GiB
-GREATEST_LOG_ODDS = 60.0  # far beyond what is drawn, and e^60 for every token of a vocabulary adds up to a float32
-UNWRITTEN = 16  # times as many rows are taken at once where a kernel writes no more of them than sums
-TRIED = (0, 11)  # the first JAX with which that kernel has run, be it on a GPU or interpreted
-SHARES = 8  # of the sum over the vocabulary
+GREATEST_LOG_ODDS = 60.0  # far above what sampling yields; a vocabulary of e^60 still sums to a finite float32
+UNWRITTEN = 16  # times as many rows make a chunk where the kernel writes sums only, no logits
+OLDEST_JAX = (0, 11)  # with which the kernel has run, on a GPU or interpreted
+SHARES = 8  # into which the sum over the vocabulary is split
 
 
 @pytree
@@ -40,7 +40,7 @@ class LossInputs:
 
 @pytree
 class LossStats:
-    """Of each sequence the mean over its tokens, summed over sequences; an update divides by their number."""
+    """Each is a mean over the tokens of a sequence, summed over sequences; an update divides by their number."""
 
     loss: jax.Array
     kl: jax.Array
@@ -76,7 +76,7 @@ def grpo_loss(inputs: LossInputs, epsilon: jax.typing.ArrayLike, beta: jax.typin
         kl=per_sequence(kl_BC),
         entropy=per_sequence(inputs.entropy_BC),
         clip_fraction=per_sequence(surrogate_BC < unclipped_BC),
-        mismatch_kl=per_sequence(k3(log_ratio_BC)),  # from the sampler, whose samples they are
+        mismatch_kl=per_sequence(k3(log_ratio_BC)),  # of the trainer from the sampler, which drew the tokens
     )
     return loss, jax.lax.stop_gradient(stats)
 
@@ -87,7 +87,7 @@ def k3(log_ratio: jax.Array) -> jax.Array:
 
 
 def _where_seen(log_ratio_BC: jax.Array, mask_BC: jax.Array) -> jax.Array:
-    """Zero under the mask: what the model thinks of padding may be so unlikely that its exponential is infinite."""
+    """Zero at padding, which a model may find so unlikely that the exponential of the ratio is infinite."""
     return jnp.where(mask_BC, log_ratio_BC, 0.0)
 
 
@@ -97,11 +97,11 @@ def sequence_means(values_BC: jax.Array, mask_BC: jax.Array) -> jax.Array:
 
 
 def token_logprobs(hidden_BCD, tokens_BC, embed_VD, temperature) -> tuple[jax.Array, jax.Array]:
-    """Log-probability of each token and the entropy of its distribution, both at the temperature: one for all, or by row.
+    """Log-probability of each token and the entropy of its distribution, at one temperature for all rows or one for each.
 
-    The vocabulary is large, so logits z = E h / T are made for a few tokens at a time. The gradient of log p(o), which is
-    (E_o - sum_v p_v E_v) / T, has its sum taken while they are at hand: the backward pass makes no logits again, unless
-    the embedding E is trained too. Entropy is a measurement and carries no gradient.
+    The vocabulary is large, so logits z = E h / T are made for a few tokens at a time: n of the N = B C there are. The
+    gradient of log p(o) is (E_o - sum_v p_v E_v) / T. Its sum is taken while the logits are there, so the backward pass
+    makes none, unless the embedding E is trained too. Entropy is a measurement and carries no gradient.
     """
     B, C, D = hidden_BCD.shape
     rows = max(1, LOGITS_BUDGET // embed_VD.shape[0])
@@ -155,9 +155,9 @@ _scores.defvjp(_scores_forward, _scores_backward)
 def _odds(hidden_nD, tokens_n, sharpness_n, embed_VD) -> tuple[jax.Array, jax.Array, jax.Array]:
     """p_v / p_o of all v, where o is the row's own token; their sum, which is 1 / p_o; and the entropy of p.
 
-    A softmax is usually taken from the greatest logit, so that no exponential is infinite, and to find it a GPU reads all of
-    them once more. The token's own logit serves as well: what was drawn, or is to be learnt, is not beyond all measure less
-    likely than others. If it is, by more than `GREATEST_LOG_ODDS`, it counts as less likely by just that.
+    A softmax usually subtracts the greatest logit, so that no exponential is infinite; to find it, a GPU reads all logits
+    once more. Subtracting the token's own logit serves as well: a token that was drawn, or is to be learnt, is hardly ever
+    that much less likely than another. Where it is, log odds are capped at `GREATEST_LOG_ODDS`.
 
     On a mesh every device has the logits of all rows for its part of the vocabulary.
     """
@@ -171,7 +171,7 @@ def _odds(hidden_nD, tokens_n, sharpness_n, embed_VD) -> tuple[jax.Array, jax.Ar
 
 
 def _rounded_odds(hidden_nD, tokens_n, sharpness_n, embed_VD, kept: bool) -> tuple[jax.Array, ...]:
-    """The sum and the entropy of `_odds`, and, if they are to be kept, the odds themselves in the embedding's precision."""
+    """The sum and the entropy of `_odds`; with `kept`, also the odds themselves, rounded to the embedding's precision."""
     if not _kernel_serves(hidden_nD, embed_VD):
         odds_nV, *of_rows = _odds(hidden_nD, tokens_n, sharpness_n, embed_VD)
         return (*of_rows, odds_nV.astype(embed_VD.dtype)) if kept else tuple(of_rows)
@@ -184,15 +184,15 @@ def _rounded_odds(hidden_nD, tokens_n, sharpness_n, embed_VD, kept: bool) -> tup
 
 
 def _kernel_serves(hidden_nD: jax.Array, embed_VD: jax.Array) -> bool:
-    """Whether odds can be taken while logits are multiplied: on one Hopper GPU, in bfloat16, in shapes that it can copy."""
-    if several_devices() or kernels.capability() != kernels.HOPPER or jax.__version_info__ < TRIED:
+    """Whether one kernel can make logits and odds: on one Hopper GPU, in bfloat16, for shapes that its copy unit takes."""
+    if several_devices() or kernels.capability() != kernels.HOPPER or jax.__version_info__ < OLDEST_JAX:
         return False
     (V, D), bfloat16 = embed_VD.shape, jnp.dtype(jnp.bfloat16)
     return hidden_nD.dtype == embed_VD.dtype == bfloat16 and D % 64 == 0 and V % 8 == 0
 
 
 def _weighted(odds_nV: jax.Array, embed_VD: jax.Array) -> jax.Array:
-    """sum_v odds_v E_v in float32. The sum is long and its result small: in shares there is work for a whole GPU."""
+    """sum_v odds_v E_v in float32. The sum is long and its result small, so it is split to keep a whole GPU busy."""
     (n, V), D = odds_nV.shape, embed_VD.shape[1]
     shares = math.gcd(V, SHARES)
     if several_devices() or shares == 1:
@@ -207,7 +207,7 @@ def _weighted(odds_nV: jax.Array, embed_VD: jax.Array) -> jax.Array:
 
 
 def _chunks(rows: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Leading axes cut into equal pieces of so many rows at most, the last filled up with zeros."""
+    """Leading axes cut into equal chunks of at most `rows` rows, the last padded with zeros."""
     total = arrays[0].shape[0]
     count = -(-total // rows)
     rows = -(-total // count)
@@ -216,7 +216,7 @@ def _chunks(rows: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def _by_chunks(function, rows: int, *arrays: jax.Array):
-    """A function of rows, applied to so many at a time, at most."""
+    """A function of rows, applied to at most `rows` of them at a time."""
     total = arrays[0].shape[0]
     if rows >= total:
         return function(*arrays)

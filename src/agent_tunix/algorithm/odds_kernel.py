@@ -1,8 +1,8 @@
-"""Odds of all tokens against a row's own, as one kernel for an NVIDIA GPU of the Hopper kind (Pallas, by way of Mosaic).
+"""Odds p_v / p_o of every token v against a row's own token o, as one kernel for NVIDIA's Hopper GPUs (Pallas and Mosaic).
 
 The vocabulary is large: logits of 1,024 rows are a gigabyte, which XLA writes, reads, and writes again as exponentials. Here
-each program multiplies a tile of rows by a tile of the vocabulary and takes exponentials while it has the sums. It writes
-them in bfloat16, where they are asked for at all, and what they add up to.
+each program multiplies a tile of rows by a tile of the vocabulary and takes exponentials while it holds the products. It
+writes their sums and, if asked to, the exponentials themselves in bfloat16.
 
 A program is three warpgroups: two multiply, each for a half of the tile's columns, and one has operands copied into shared
 memory ahead of them. There are as many programs as multiprocessors, and each takes tile after tile.
@@ -29,19 +29,19 @@ WARPGROUPS = 2  # that multiply
 STAGES = 4  # of operands, in shared memory at a time
 WRITTEN = (64, 32)  # rows and columns of odds that are written at a time
 NEIGHBOURS = 8  # tiles of rows that one part of the vocabulary is multiplied with, before the next is read
-NEVER = -1e4  # a logarithm of 0 that may be multiplied by 0
+NEVER = -1e4  # in place of log 0: finite, as 0 times infinity is no number
 LOG2_E = math.log2(math.e)
 FLOAT32 = jnp.float32
 
 
 def odds(hidden_nD, embed_VD, own_n, sharpness_n, *, most: float, kept: bool) -> tuple[jax.Array, ...]:
-    """The sum of e^z over all tokens, that of z e^z, and, if they are to be kept, all e^z.
+    """The sum of e^z over all tokens, that of z e^z, and, with `kept`, every e^z.
 
-    z is a logit times the row's sharpness, less its own token's, which is given; no more than `most`.
+    z is a logit times the row's sharpness (1 / temperature), less the same of the row's own token, `own_n`; at most `most`.
     """
     (n, _), V = hidden_nD.shape, len(embed_VD)
     rows, parts = -(-n // ROWS) * ROWS, -(-V // (WARPGROUPS * COLUMNS)) * WARPGROUPS
-    of_rows_2n = LOG2_E * jnp.stack([sharpness_n, own_n])  # the device's own exponential is that of 2
+    of_rows_2n = LOG2_E * jnp.stack([sharpness_n, own_n])  # the GPU's own exponential has base 2
     hidden_nD, of_rows_2n = jnp.pad(hidden_nD, ((0, rows - n), (0, 0))), jnp.pad(of_rows_2n, ((0, 0), (0, rows - n)))
     made = jax.ShapeDtypeStruct((2, parts, rows), FLOAT32), jax.ShapeDtypeStruct((rows, V), hidden_nD.dtype)
     program = mosaic.kernel(
@@ -88,18 +88,18 @@ def _program(hidden_nD, embed_VD, of_rows_2n, sums_2tn, odds_nV=None, *, most: f
         @mosaic.nd_loop((math.prod(tiles),), collective_axes="program")
         def _(turn):
             tile = mosaic.planar_snake(turn.index[0], tiles, 0, NEIGHBOURS)
-            _take(tile, (hidden_nD, embed_VD, of_rows_2n), (sums_2tn, odds_nV), scratch, pipeline, most)
+            _multiply_tile(tile, (hidden_nD, embed_VD, of_rows_2n), (sums_2tn, odds_nV), scratch, pipeline, most)
 
     pl.run_scoped(with_scratch, collective_axes="warpgroup", **scratch)
     mosaic.wait_smem_to_gmem(0, wait_read_only=True)
 
 
 def _nothing(*_, **__) -> None:
-    """What is done with operands does not change the room they take."""
+    """Stands in for the work on operands where only the room they take is asked for."""
 
 
-def _take(tile, given, made, scratch, pipeline, most: float) -> None:
-    """Multiplies one tile, and has each warpgroup leave what it makes of its half."""
+def _multiply_tile(tile, given, made, scratch, pipeline, most: float) -> None:
+    """Multiplies one tile; each warpgroup writes the odds of its half."""
     hidden_nD, embed_VD, of_rows_2n = given
     (row, column), warpgroup = tile, lax.axis_index("warpgroup")
     rows, columns = pl.ds(row * ROWS, ROWS), pl.ds(column * WARPGROUPS * COLUMNS, WARPGROUPS * COLUMNS)
@@ -121,7 +121,7 @@ def _take(tile, given, made, scratch, pipeline, most: float) -> None:
         if embed_VD.shape[0] % (WARPGROUPS * COLUMNS):
             column_RU = mosaic.broadcasted_iota(jnp.int32, (ROWS, COLUMNS), 1, layout=mosaic.Layout.WGMMA)
             log_odds_RU = jnp.where(part * COLUMNS + column_RU < embed_VD.shape[0], log_odds_RU, NEVER)
-        _leave(log_odds_RU, row, part, made, sums_2R, written)
+        _write_tile(log_odds_RU, row, part, made, sums_2R, written)
 
     def with_multiplication(multiply_all):
         pl.run_scoped(partial(with_logits, multiply_all=multiply_all), mosaic.ACC((ROWS, COLUMNS), FLOAT32))
@@ -130,8 +130,8 @@ def _take(tile, given, made, scratch, pipeline, most: float) -> None:
     pipelined(hidden_nD.at[rows, :], embed_VD.at[columns, :], allocations=scratch["operands"])
 
 
-def _leave(log_odds_RU, row, part, made, sums_2R, written) -> None:
-    """By way of shared memory, which the copying unit empties; it must have done so before more is put there."""
+def _write_tile(log_odds_RU, row, part, made, sums_2R, written) -> None:
+    """Writes through shared memory, which the copy unit must have emptied before it is filled again."""
     sums_2tn, odds_nV = made
     odds_RU = jnp.exp2(log_odds_RU)
     mosaic.wait_smem_to_gmem(0, wait_read_only=True)

@@ -1,9 +1,9 @@
 """Optimizers as optax transformations from a gradient to the change of the parameters.
 
-Of every one the same holds: the gradient is clipped by its global norm first; decay is decoupled from the moments
-(Loshchilov & Hutter, 2019, arXiv:1711.05101), it shrinks a weight by learning_rate * weight_decay; norms are not
-decayed unless told to be; and all scalars are inputs of the compiled update rather than constants in it, so
-runs that differ in them share one program. The algorithm's name alone is a compile-time constant.
+In all of them the gradient is first clipped by its global norm; decay is decoupled from the moments (Loshchilov & Hutter,
+2019, arXiv:1711.05101) and shrinks a weight by learning_rate * weight_decay; norms decay by `norm_decay` instead, 0 by
+default; and scalars are inputs of the compiled update rather than constants in it, so runs that differ in them share one
+program. Only the algorithm's name is a compile-time constant.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 
 from agent_tunix.types import pytree
 
-ADAMW_RMS = 0.2  # root mean square of a typical AdamW step at rate 1, by which Muon's is scaled
+ADAMW_RMS = 0.2  # root mean square of a typical AdamW step at rate 1, to which Muon's steps are scaled
 
 
 @pytree
@@ -120,7 +120,7 @@ ALGORITHMS: dict[str, Callable[[Hyperparameters], optax.GradientTransformation]]
 
 
 def init(params: Any, name: str = "adamw") -> Any:
-    """The optimizer's state before the first update; it depends on no scalar, but beta1 may be divided by."""
+    """The optimizer's state before the first update. No scalar changes it; beta1, which may be divided by, must not be 0."""
     return _clipped(name, Hyperparameters(*[1.0] * 10)).init(params)
 
 
@@ -131,7 +131,7 @@ def step(grads: Any, state: Any, params: Any, h: Hyperparameters, name: str = "a
 
 
 def evaluation_params(state: Any, params: Any, name: str = "adamw") -> Any:
-    """The parameters to evaluate, export and go on from: the average where the algorithm keeps one, else those trained."""
+    """The parameters to evaluate, export and start runs from: the algorithm's average where it keeps one, else `params`."""
     if name != "schedule_free_adamw":
         return params
     _, free = state

@@ -4,7 +4,7 @@
     decay         lr(t) = lr_min + (peak - lr_min) * share(t)                     warmup_steps < t < total_steps
     afterwards    lr(t) = lr_min                                                  t >= total_steps
 
-with progress = (t - warmup_steps) / (total_steps - warmup_steps) and the share of
+where progress = (t - warmup_steps) / (total_steps - warmup_steps), and share(t) is, for
 
     warmup_cosine     (1 + cos(pi * progress)) / 2
     linear            1 - progress
@@ -25,7 +25,7 @@ Schedule = Callable[[int], float]
 
 
 def warmup_steps_from_ratio(warmup_ratio: float, total_steps: int) -> int:
-    """The reference's fraction of the run, rounded up; a whole number stays what it is despite binary fractions."""
+    """The reference's fraction of the run, rounded up; but 0.07 of 100 is 7, although in floats it is a little more."""
     return math.ceil(round(warmup_ratio * total_steps, 6))
 
 
@@ -34,7 +34,7 @@ def warmup_cosine(peak: float, warmup_steps: int, total_steps: int, lr_min: floa
 
 
 def constant(peak: float, warmup_steps: int, total_steps: int) -> Schedule:
-    """The run's length is taken, as by all schedules, and makes no difference."""
+    """`total_steps` is accepted, as by all schedules, and ignored."""
     return lambda t: peak * min(1.0, t / max(warmup_steps, 1))
 
 
@@ -66,7 +66,7 @@ def cosine_restarts(peak: float, warmup_steps: int, total_steps: int, lr_min: fl
 
 
 def ramp(low: float, high: float, total_steps: int) -> Schedule:
-    """By equal factors from `low` to `high`, as the learning-rate finder climbs; a run of its own cannot choose it."""
+    """Rises by equal factors from `low` to `high`; for the learning-rate finder alone, so not one of SCHEDULES."""
     return lambda t: low * (high / low) ** ((t - 1) / max(total_steps - 1, 1))
 
 

@@ -17,15 +17,15 @@ import jax
 
 from agent_tunix.engine import executables
 
-HANDOVER = 0.0005  # seconds for which a thread may keep Python to itself, a tenth of what is usual
+HANDOVER = 0.0005  # seconds for which a thread may hold the interpreter lock, a tenth of Python's default
 
 _under_way: dict[Hashable, concurrent.futures.Future] = {}
 _ready: dict[Hashable, jax.stages.Compiled] = {}
-_tracer = concurrent.futures.ThreadPoolExecutor(1)  # threads share one Python: several that trace at once would all be late
+_tracer = concurrent.futures.ThreadPoolExecutor(1)  # tracing holds the interpreter lock: several at once would all be late
 
 
 class Program(NamedTuple):
-    """A jitted function and a call of it. What is only to be compiled may have shapes in place of arrays."""
+    """A jitted function and the arguments of a call; shapes may stand in for arrays where it is only compiled."""
 
     function: Any
     arguments: tuple[Any, ...]
@@ -38,14 +38,14 @@ class Program(NamedTuple):
         return self.function, structure, kinds, tuple(sorted(self.static.items(), key=lambda item: item[0]))
 
     def kept(self) -> jax.stages.Compiled | None:
-        """As an earlier start kept it."""
+        """The executable that an earlier process kept, if there is one."""
         return executables.load(self._place(), self.arguments)
 
     def lower(self) -> jax.stages.Lowered:
         return self.function.lower(*self.arguments, **self.static)
 
     def compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-        """Compiled, and kept for a later start."""
+        """Compiles it, and keeps the executable for later processes."""
         return executables.make(self._place(), lowered)
 
     def _place(self) -> Path | None:
@@ -53,14 +53,15 @@ class Program(NamedTuple):
 
 
 def serves() -> bool:
+    """Whether programs are compiled ahead: not where the device is the CPU."""
     return jax.default_backend() != "cpu"
 
 
 def begin(program: Program, context: Callable[[], AbstractContextManager]) -> None:
-    """Has the program made ready by a thread of its own. Those that must be traced are, within a context, in their order."""
+    """Prepares a program in a thread of its own. Programs that must be traced are traced in `context`, one after another."""
     if not serves() or (signature := program.signature()) in _under_way or signature in _ready:
         return
-    sys.setswitchinterval(HANDOVER)  # a run that reads weights meanwhile asks for Python hundreds of times
+    sys.setswitchinterval(HANDOVER)  # the run reads weights meanwhile, and asks for the lock hundreds of times
 
     def kept_or_traced() -> jax.stages.Compiled | jax.stages.Lowered:
         if found := kept.result():
@@ -81,13 +82,13 @@ def begin(program: Program, context: Callable[[], AbstractContextManager]) -> No
 
 
 def run(program: Program) -> Any:
-    """Calls a program, when it is ready if that is under way; a fault of compiling comes up again in the call."""
+    """Calls a program, once it is ready if it is being prepared; a fault of its preparation is raised again by the call."""
     if not serves():
         return program.function(*program.arguments, **program.static)
     signature = program.signature()
     if soon := _under_way.get(signature):
         concurrent.futures.wait([soon])
-    if not executables.serve():  # arrays may lie elsewhere than foreseen, which JAX's own call sees to
+    if not executables.serve():  # on several devices JAX's own call puts arguments in their place
         return program.function(*program.arguments, **program.static)
     if signature not in _ready:
         _ready[signature] = program.kept() or program.compile(program.lower())

@@ -22,7 +22,7 @@ SMALLEST_BUCKET = 8
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """A batch of completions with their rewards, on the host; the texts, by row, are those that this process has scored."""
+    """A batch of completions with their rewards, on the host; `texts` holds, by row, those that this process has scored."""
 
     texts: Mapping[int, str]
     values: dict[str, np.ndarray]
@@ -33,7 +33,7 @@ class Scored:
 def score(
     scorer: Scorer, examples: Sequence[Example], texts: Mapping[int, str], G: int, shuffle_key: jax.Array | None
 ) -> Scored:
-    """Rewards and advantages of G completions an example; each process scores the texts, by row, that it has.
+    """Rewards and advantages of G completions per example; each process scores the texts that it holds, given by row.
 
     With `shuffle_key` the advantages are those of the control experiment.
     """
@@ -57,12 +57,12 @@ def trim(rollouts: Rollouts, lengths_B: np.ndarray) -> Rollouts:
 
 
 def cut_to(width: int, array_BC: jax.Array) -> jax.Array:
-    """The first tokens of every row; where that is all of them the array itself, for which no program need run."""
+    """The first `width` tokens of every row; where that is all of them, the array itself, so that no program runs."""
     return array_BC if array_BC.shape[1] == width else array_BC[:, :width]
 
 
 def unscored(prompts: Prompts, rollouts: Rollouts, mesh: Mesh) -> Batch:
-    """A batch of completions whose advantages are not known yet, and zero."""
+    """A batch of completions whose advantages are zero until `with_advantages` fills them in."""
     advantages_B = _lay(np.zeros(rollouts.tokens_BC.shape[0], np.float32), mesh)
     return Batch(prompts, rollouts.tokens_BC, rollouts.mask_BC, rollouts.logprobs_BC, None, advantages_B)
 

@@ -28,8 +28,8 @@ from agent_tunix.engine.guard import Progress
 from agent_tunix.errors import UserError, mistake_of
 from agent_tunix.types import TrainState
 
-OF_TENSORSTORE = re.compile(r" \[tensorstore_spec|\. See full TensorStore details")  # pages that follow a fault
-for logger in ("absl", "asyncio"):  # what orbax logs as an error, or leaves to be logged, it raises as well
+OF_TENSORSTORE = re.compile(r" \[tensorstore_spec|\. See full TensorStore details")  # where pages of detail begin
+for logger in ("absl", "asyncio"):  # orbax also raises what it logs as an error
     logging.getLogger(logger).setLevel(logging.CRITICAL)
 
 
@@ -39,7 +39,7 @@ def _unless_late(hook: Callable[[Any], object], found: Any) -> None:
 
 
 def _quiet_others() -> None:
-    """Orbax stops at the first array that it cannot read or write; what the others say, which end later, is not heard."""
+    """Orbax stops at the first array that it cannot read or write; the errors of others, which end later, are not shown."""
     if getattr(sys.unraisablehook, "func", None) is not _unless_late:
         sys.unraisablehook = partial(_unless_late, sys.unraisablehook)
 
@@ -48,7 +48,7 @@ class Checkpoints:
     """The `checkpoints/` folder of a run."""
 
     def __init__(self, folder: Path, keep: int | None = None):
-        """Keeps so many, and makes the folder; without a number they are only read."""
+        """Makes the folder and keeps the last `keep` checkpoints; with None they are only read."""
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, read_only=keep is None)
         self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
 
@@ -57,7 +57,7 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, state: TrainState, progress: Progress) -> None:
-        """Saves once a step, and goes on before it is on disk; the state may be used up at once."""
+        """Saves a step once, without waiting for the disk; the state is copied, so it may be donated at once."""
         _quiet_others()
         step = int(state.step)
         if step not in self.steps():
@@ -91,11 +91,11 @@ class Checkpoints:
             raise self._unreadable(step, fault) from fault
 
     def _check_shapes(self, like: TrainState, step: int) -> None:
-        """Refuses arrays of other shapes before any is read: orbax stops at the first, and its other readers cry out."""
+        """Refuses arrays of other shapes before any is read: orbax would stop at the first, amid errors of other readers."""
         try:
             with ocp.StandardCheckpointer() as reader:
                 saved = reader.metadata(self._manager.directory / str(step) / "state").item_metadata.tree
-        except Exception:  # what cannot be looked into cannot be read either, which says why
+        except Exception:  # reading it will fail too, and say why
             return
         there, wanted = (collections.Counter(leaf.shape for leaf in jax.tree.leaves(tree)) for tree in (saved, like))
         for shape in there | wanted:
@@ -104,11 +104,11 @@ class Checkpoints:
                 raise self._unreadable(step, ValueError(counts))
 
     def _unreadable(self, step: int, fault: Exception) -> UserError:
-        with contextlib.suppress(Exception):  # what was being read is given up, and says nothing of its own
+        with contextlib.suppress(Exception):  # reads under way are given up; their own errors add nothing
             self._manager.close()
         folder = self._manager.directory / str(step)
         why = OF_TENSORSTORE.split(str(fault).splitlines()[0])[0] if str(fault) else repr(fault)
-        told = isinstance(fault, json.JSONDecodeError) or re.match("[A-Z_]+: ", why) is not None  # as tensorstore has it
+        told = isinstance(fault, json.JSONDecodeError) or re.match("[A-Z_]+: ", why) is not None  # tensorstore's style
         of_files = told or not (folder / "state" / "_METADATA").exists()
         if isinstance(fault, ValueError) and not of_files:
             return UserError(
@@ -136,7 +136,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """A disk's fault comes from orbax as text; it is made one of the system's again."""
+        """Turns a disk's fault, which orbax reports as text, back into an OSError."""
         try:
             yield
         except ValueError as fault:

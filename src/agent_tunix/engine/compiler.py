@@ -1,11 +1,11 @@
-"""What is asked of the compiler, for all programs of the engine. Other devices than GPUs take no notice.
+"""Compiler options of all programs of the engine. Only GPUs heed them.
 
 XLA would build dozens of candidates for every matrix product and time them all. cuBLAS, the alternative, is as fast for
 ours and needs no building: without the candidates reference and update compile in 11 seconds rather than 30. Nor are
 cuBLAS's own algorithms timed against each other: its first choice is as fast, and the same in every process.
 
-cuDNN would add up gradients of attention in whatever order they come. Made to keep to one order it is as fast, and an update
-repeated gives the same bits.
+cuDNN would add up gradients of attention in whatever order they come. Held to one order it is as fast, and a repeated update
+gives the same bits.
 
 A loop whose body is small kernels is given to the device as a whole, as a graph that has the loop in it, so that the host
 is not asked before each round whether there is another. All was measured in benchmarks/2026-11-15-decode.md.
@@ -16,7 +16,7 @@ OPTIONS = {
     "xla_gpu_autotune_level": 0,
     "xla_gpu_exclude_nondeterministic_ops": True,
 }
-# All that may be in a graph is to be named: the list takes the place of XLA's own, which lacks loops.
+# This list replaces XLA's own, which lacks loops, so it must name everything that may be in a graph.
 LOOP_OPTIONS = OPTIONS | {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE"
 }

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 CASTAGNOLI = 0x82F63B78  # the polynomial of CRC-32C, its bits reversed
-VERSION = b"brain.Event:2"  # since which a session that starts makes TensorBoard forget later steps
+VERSION = b"brain.Event:2"  # from this version on, the start of a session makes TensorBoard drop later steps
 
 
 class CurveFile:
@@ -69,7 +69,7 @@ def _varint(value: int) -> bytes:
 
 
 def _check(data: bytes) -> bytes:
-    """CRC-32C, turned by 15 bits and moved, as the format has it."""
+    """CRC-32C, rotated by 15 bits and offset by a constant, as the format requires."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ TABLE[crc & 0xFF ^ byte]

@@ -9,10 +9,10 @@ import jax
 
 
 def wake() -> None:
-    """Has the device started by a thread. Python ends only after it: a device is not left half started."""
+    """Starts the device in a thread that Python waits for when it ends: a device must not be left half started."""
     threading.Thread(target=_touch).start()
 
 
 def _touch() -> None:
-    with contextlib.suppress(RuntimeError):  # is raised again, and answered for, where the device is used
+    with contextlib.suppress(RuntimeError):  # will be raised again, and reported, where the device is used
         jax.device_put(0)  # a copy, which compiles nothing: the cache of programs may not be there yet

@@ -2,7 +2,7 @@
 
 XLA sorts the whole vocabulary to find the k greatest, then takes some forty kernels to draw one of them. Here one kernel
 reads the logits once, for the maximum of every block of them and their normaliser. The second narrows down: the k blocks
-with the greatest maxima hold the k greatest values, as any value outside of them has k maxima before it; so it goes on with
+with the greatest maxima hold the k greatest values, as k maxima come before any value outside of them; so it goes on with
 the parts of these blocks, then with single values, and draws. Of equal values the one of lower index comes first.
 
 Axes as in types.py, and: n blocks of a row, filled up to a power of two; s slots for what is selected, which are a few more
@@ -32,6 +32,7 @@ DIGIT = 2  # bits of a threshold that are found at a time
 
 
 def serve(k: int, vocab_size: int) -> bool:
+    """Whether the kernels can draw from the k likeliest of so many tokens."""
     return k <= LARGEST_K and vocab_size >= SMALLEST_ROW
 
 
@@ -47,7 +48,7 @@ class _Cuts:
 
 @partial(jax.jit, static_argnames=("k", "top_p", "pad_id", "interpret"))
 def draw(logits_BV, temperature_B1, uniform_B1, *, k: int, top_p: float, pad_id: int, interpret: bool = False):
-    """A token a row, and its log-probability among all."""
+    """One token per row, and its log-probability among all tokens."""
     B, V = logits_BV.shape
     cuts = _Cuts(k, top_p, pad_id, width=power_of_two(-(-V // BLOCKS)))
     n, slots = power_of_two(-(-V // cuts.width)), power_of_two(k + k // 8 + 1)
@@ -82,7 +83,7 @@ def _draw_kernel(cuts, synchronise, logits_ref, maxima_ref, log_sums_ref, temper
     token_out, logprob_out, places_ref, values_ref = outs
     (slots,) = values_ref.shape
     ids_s, values_s = _likeliest(cuts, synchronise, logits_ref, maxima_ref, places_ref, slots)
-    place_s = _falling(values_s)
+    place_s = _descending_ranks(values_s)
     places_ref[place_s], values_ref[place_s] = ids_s, values_s
     synchronise()
     scores_s = jnp.where(_iota((slots,), 0) < cuts.k, values_ref[...], -jnp.inf) / temperature_ref[0]
@@ -91,7 +92,7 @@ def _draw_kernel(cuts, synchronise, logits_ref, maxima_ref, log_sums_ref, temper
     before_s = jnp.cumsum(probs_s) - probs_s
     mine_s = _iota((slots,), 0) == _inverted(jnp.where(before_s < cuts.top_p, probs_s, 0.0), uniform_ref[0])
     token = jnp.where(mine_s, places_ref[pl.ds(0, slots)], 0).sum(axis=0)
-    token_out[0] = jnp.minimum(token, logits_ref.shape[0] - 1)  # of a row that is not of numbers, it may be nowhere
+    token_out[0] = jnp.minimum(token, logits_ref.shape[0] - 1)  # in a row of NaN it may be NOWHERE
     log_sums = log_sums_ref[...]
     most = log_sums.max(axis=0)
     logprob_out[0] = jnp.where(mine_s, scores_s, 0.0).sum(axis=0) - most - jnp.log(jnp.exp(log_sums - most).sum(axis=0))
@@ -107,7 +108,7 @@ def _likeliest(cuts, synchronise, logits_ref, maxima_ref, places_ref, slots):
         return jnp.where(ids == cuts.pad_id, -jnp.inf, values).reshape(slots * size)
 
     def greatest(keys_n, least):
-        """Where the greatest are, in the order of their places, and what they reach; slots not in use say far away."""
+        """Indices of the greatest, ascending, and the threshold that they reach; unused slots hold NOWHERE."""
         chosen_n, threshold = _chosen(keys_n, cuts.k, slots, least)
         slot_n = jnp.where(chosen_n, jnp.cumsum(chosen_n.astype(jnp.int32)) - 1, slots)
         triton.store(places_ref.at[slot_n], _iota(keys_n.shape, 0), mask=chosen_n)
@@ -133,7 +134,7 @@ def _likeliest(cuts, synchronise, logits_ref, maxima_ref, places_ref, slots):
 
 
 def _chosen(keys_n, k, slots, least):
-    """At least the k greatest, at most as many as there are slots, and what they reach; of equals, those of lower index."""
+    """Marks the greatest, k to `slots` of them, and gives the threshold they reach; of equals, those of lower index."""
     threshold, reach = _threshold(keys_n, k, slots, least)
     above_n, equal_n = keys_n > threshold, keys_n == threshold
     room = jnp.where(reach <= slots, jnp.int32(slots), jnp.int32(k)) - above_n.astype(jnp.int32).sum(axis=0)
@@ -147,11 +148,12 @@ def _ordered(values):
 
 
 def _threshold(keys_n, k, slots, least):
-    """A number that k to `slots` of the integers reach, else the k-th greatest, and how many reach it; k reach `least`.
+    """A number that k to `slots` of the integers reach, else the k-th greatest, and how many reach it.
 
-    What it lies above `least` is found digit by digit, from the highest that it can have: the greatest so far that k reach.
+    At least k reach `least`. The distance from there is found digit by digit, the highest first: each is the greatest with
+    which k integers still reach the sum.
     """
-    span = keys_n.max(axis=0) - least  # negative where it is too large for an integer
+    span = keys_n.max(axis=0) - least  # negative where it overflows
     exponent = (jax.lax.bitcast_convert_type(span.astype(FLOAT32), jnp.int32) >> 23) - 127
     highest = jnp.where(span < 0, 32 - DIGIT, jnp.maximum(exponent, 0) // DIGIT * DIGIT)
 
@@ -163,7 +165,7 @@ def _threshold(keys_n, k, slots, least):
         shift, found, _ = state
         tried = found + (_iota((2**DIGIT,), 0) << shift)
         reach = (keys_n[None, :] >= tried[:, None]).astype(jnp.int32).sum(axis=1)
-        enough = (reach >= k) & (tried >= found)  # one that is less has grown too large for an integer
+        enough = (reach >= k) & (tried >= found)  # a smaller one has overflowed
         found += (enough.astype(jnp.int32).sum(axis=0) - 1) << shift
         return shift - DIGIT, found, jnp.where(enough, reach, 2**30).min(axis=0)
 
@@ -171,8 +173,8 @@ def _threshold(keys_n, k, slots, least):
     return found, reach
 
 
-def _falling(values_s):
-    """The place of each by falling value; of equals, in the order in which they came."""
+def _descending_ranks(values_s):
+    """The rank of each value, the greatest first; equal values keep their order."""
     (slots,) = values_s.shape
     mine, others = values_s[:, None], values_s[None, :]
     earlier = _iota((slots, slots), 1) < _iota((slots, slots), 0)

@@ -1,8 +1,8 @@
-"""Compiled programs kept whole in the user's cache folder, so that a later start of the same kind need not even trace them.
+"""Compiled programs kept whole in the user's cache folder, so that a later process need not even trace them.
 
-JAX's own cache finds what the compiler made of a program by the program, which takes seconds of tracing to know. Here an
-executable is found by what the program follows from: the call's signature, the sources of this package, the versions of JAX,
-its compiler and CUDA. One that cannot be read is made anew. On several devices JAX's own cache has to do.
+JAX's own cache finds an executable by its program, which takes seconds of tracing to make. Here it is found by what
+the program follows from: the call's signature, the sources of this package, the versions of JAX, its compiler and CUDA. An
+executable that cannot be read is made anew. On several devices JAX's own cache has to do.
 
 Only what was compiled here is kept. What JAX found in its own cache was read from a file, and XLA may not be able to write
 it out a second time: for a CPU, under jax 0.12, it leaves parts out.
@@ -25,8 +25,8 @@ from jax.experimental import serialize_executable
 
 PACKAGE = Path(__file__).parent.parent
 SOURCES = ("*.py", "*.cu", "*.cuh")
-ROOM = 2 * 2**30  # bytes of the cache folder
-FLAGS = ("XLA_FLAGS", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")  # what fits decides what is compiled
+ROOM = 2 * 2**30  # bytes that the cache folder may take
+FLAGS = ("XLA_FLAGS", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")  # memory too decides what is compiled
 FOUND = "/jax/compilation_cache/cache_hits"
 _this_thread = threading.local()
 
@@ -40,11 +40,12 @@ jax.monitoring.register_event_listener(_notice)
 
 
 def serve() -> bool:
+    """Whether executables are kept: on a single device only."""
     return len(jax.devices()) == 1
 
 
 def place(function: Any, signature: str) -> Path | None:
-    """Where the executable of such a call is kept: nowhere without a cache folder or a name that is the function's own."""
+    """Where the executable of such a call is kept; None without a cache folder, or for a function defined in another."""
     folder, name = jax.config.values["jax_compilation_cache_dir"], f"{function.__module__}.{function.__qualname__}"
     if folder is None or "<locals>" in name or not serve():
         return None
@@ -53,7 +54,7 @@ def place(function: Any, signature: str) -> Path | None:
 
 @functools.cache
 def _origin() -> str:
-    """All but the call that a program follows from."""
+    """All that a program follows from, except the call."""
     files = sorted(path for kind in SOURCES for path in PACKAGE.rglob(kind))
     sources = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
     settings = [jax.config.values[name] for name in ("jax_enable_x64", "jax_default_matmul_precision")]
@@ -63,12 +64,12 @@ def _origin() -> str:
 
 
 def load(path: Path | None, arguments: tuple[Any, ...]) -> jax.stages.Compiled | None:
-    """What is kept there, to be called with such arguments."""
+    """The executable kept there, to be called with such arguments; None if there is none that can be read."""
     if path is None or not path.exists():
         return None
     try:
         payload, result = pickle.loads(path.read_bytes())
-        path.touch()  # as it is of use
+        path.touch()  # the least recently used are deleted first
         trees = jax.tree.structure((arguments, {})), jax.tree.structure(result)
         return serialize_executable.deserialize_and_load(payload, *trees)
     except Exception:  # damaged, or of a kind that this JAX does not know: whatever it is, another is soon made
@@ -85,7 +86,7 @@ def make(path: Path | None, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
 
 
 def _save(path: Path, compiled: jax.stages.Compiled) -> None:
-    """Keeps it in one stroke. Where that cannot be, a later start takes longer, and nothing else."""
+    """Writes it atomically. If that fails, a later process starts more slowly, and nothing else is lost."""
     half = path.with_suffix(f".{os.getpid()}")
     try:
         payload, _, tree = serialize_executable.serialize(compiled)
@@ -99,7 +100,7 @@ def _save(path: Path, compiled: jax.stages.Compiled) -> None:
 
 
 def make_room(folder: Path) -> None:
-    """Deletes what was not used for longest, JAX's files and ours, where they take more than there is room for."""
+    """Deletes the least recently used files, JAX's and ours, until the rest takes no more than ROOM."""
     with contextlib.suppress(OSError):  # there is no folder, or another process deletes as well
         used = sorted((max(stat.st_atime, stat.st_mtime), stat.st_size, path) for path, stat in _files(folder))
         excess = sum(size for _, size, _ in used) - ROOM

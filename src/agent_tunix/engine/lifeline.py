@@ -1,4 +1,4 @@
-"""How processes that train together end together: one connection of each to process 0, over which they say that they live.
+"""How processes that train together end together: each holds a connection to process 0, and sends signs of life over it.
 
 The death of a process is seen by the end of its connection, or by its silence where its machine died with it. Process 0
 then tells all others, and every process stops at once, whatever it waits for: a collective operation may wait for ever,
@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 LOST = 4  # exit code of the processes that are left
 BEAT, SILENCE = 5.0, 30.0  # seconds between signs of life, and without any until a process counts as lost
 PATIENCE = 10.0  # seconds in which others may answer before a process leaves without them
-GREETING = 256  # bytes at most, of one who connects
+GREETING = 256  # bytes, at most, of the first line that a process sends
 current: Lifeline | None = None  # of this process, where it is one of several
 
 
@@ -43,17 +43,20 @@ class Lifeline:
         threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
 
     def fail(self, text: str, code: int, unexpected: bool = False) -> NoReturn:
-        """Ends all processes with one message. What is unexpected may be the echo of a loss, which is waited for."""
+        """Ends all processes with one message.
+
+        An unexpected fault may be the consequence of a lost process, whose loss is given time to be reported instead.
+        """
         if unexpected:
             time.sleep(PATIENCE / 5)
         if self.index != 0:
             self._tell(0, {"fault": text, "code": code})
-            time.sleep(PATIENCE)  # process 0 answers by an end
+            time.sleep(PATIENCE)  # process 0 answers, which ends this process
         self._end(text, code)
-        raise SystemExit(code)  # only where leaving is forbidden, as in a test
+        raise SystemExit(code)  # only where `leave` returns, as in a test
 
     def part(self) -> None:
-        """Waits until all have done their work; whoever goes after that is not lost."""
+        """Waits until all have done their work; a process that ends after that does not count as lost."""
         for peer in self._peers:
             self._tell(peer, {"bye": True})
         self._all_parted.wait()

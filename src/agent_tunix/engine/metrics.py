@@ -48,11 +48,11 @@ class RunFolder:
         self._append("samples.jsonl", records)
 
     def summary(self, record: Record) -> None:
-        """Replaces summary.json in one stroke."""
+        """Replaces summary.json atomically."""
         replace_text(self.path / "summary.json", json.dumps(record, indent=2) + "\n")
 
     def rewind(self, step: int) -> None:
-        """Drops what was written of later steps, lines cut short, and how the run ended: it will write them again."""
+        """Drops the records of later steps, lines cut short and the summary: the run will write them again."""
         (self.path / "summary.json").unlink(missing_ok=True)
         for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl"):
             path = self.path / name
@@ -97,7 +97,7 @@ def run_folder(path: Path, resumed_at: int | None = None) -> RunFolder:
 
 @contextlib.contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Keeps a folder to this process; refuses one that another is writing to. A kill gives it free."""
+    """Keeps a folder to this process; refuses one that another is writing to. A kill releases it."""
     descriptor = processes.agreed(lambda: _claim(path) if processes.first() else None)
     try:
         yield
@@ -114,7 +114,7 @@ def _claim(path: Path) -> int:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a file in one stroke: a kill leaves the old one or the new one, a fault the old one and its name."""
+    """Writes a file atomically: a kill leaves the old one or the new one; a fault leaves the old one and names it."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
@@ -131,7 +131,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def last_step(path: Path) -> int:
-    """Of those that a run's folder has recorded."""
+    """The last step that a run's folder has recorded."""
     steps = [record.get("step") for record in read_records(path / "metrics.jsonl")]
     return max((step for step in steps if isinstance(step, int)), default=0)
 
@@ -141,7 +141,7 @@ def read_text(path: Path) -> str:
 
 
 def objects(texts: Iterable[str]) -> list[Record]:
-    """Those of some texts that are an object of JSON."""
+    """The JSON objects among some texts; others are left out."""
     found = []
     for text in texts:
         with contextlib.suppress(ValueError, RecursionError):
@@ -165,7 +165,7 @@ class Clock:
 
 
 def update_record(step: int, stats: UpdateStats) -> Record:
-    """What an update says of itself; reading the numbers waits for it."""
+    """The metrics of an update; reading the numbers waits for it."""
     numbers = jax.device_get(stats)
     return {
         "step": step,
@@ -181,7 +181,7 @@ def update_record(step: int, stats: UpdateStats) -> Record:
 
 
 def reward_record(scored: Scored, ended_B: np.ndarray) -> Record:
-    """What a batch of completions says of the policy."""
+    """The metrics of a batch of completions and their rewards."""
     return {
         "reward/mean": float(scored.rewards_PG.mean()),
         "reward/std": float(scored.rewards_PG.std()),
@@ -218,7 +218,7 @@ def sample_records(example: Example, scored: Scored) -> list[Record]:
 
 
 def peak_memory_gb() -> float:
-    """Peak memory of the device, where it says; else of this process."""
+    """Peak memory of the device, where it reports one; else of this process."""
     stats = jax.local_devices()[0].memory_stats()
     if stats and "peak_bytes_in_use" in stats:
         return stats["peak_bytes_in_use"] / 1e9

@@ -37,7 +37,7 @@ from agent_tunix.types import Batch, TrainState
 
 
 class DeviceRequest(abc.ABC):
-    """Asks for a call of a program over the weights; of several runs by one call."""
+    """Asks for a call of a program over the weights; one call can answer the requests of several runs."""
 
     weights: Weights
 
@@ -58,7 +58,7 @@ class DeviceRequest(abc.ABC):
 
 
 def _send_to_host(arrays: Any) -> None:
-    """Has copies made as soon as the arrays are: of many small ones, each that is asked for by itself takes its own time."""
+    """Starts copying each array as soon as it is made: asking for many small ones, one after another, takes longer."""
     for array in jax.tree.leaves(arrays):
         array.copy_to_host_async()
 
@@ -161,19 +161,19 @@ class Update(DeviceRequest):
         return updated
 
     def own_step(self, index: int, grads: Trainable, stats_K: LossStats) -> Program:
-        """The step by the gradient at this index of those of several policies."""
+        """This run's step, by its gradient among those of several policies."""
         given = (self.state, index, grads, stats_K, self.h, self.max_kl)
         return Program(update_one_of, given, {"arch": self.arch, "optimizer": self.optimizer})
 
 
 def _shape(shape: tuple[int, ...], beside: Any, dtype: Any = None) -> jax.ShapeDtypeStruct:
-    """Of an array to come, which will lie where another does."""
+    """The shape of an array to come, which will lie on the same devices as `beside`."""
     return jax.ShapeDtypeStruct(shape, dtype or beside.dtype, sharding=beside.sharding)
 
 
 @dataclasses.dataclass(frozen=True)
 class Probe(DeviceRequest):
-    """Asks for one token of every row to be read, [B, 1]: what it takes to serve several runs at once is seen by it."""
+    """Asks for one token of every row to be read, [B, 1]; its time shows what it takes to serve several runs at once."""
 
     weights: Weights
     trainable: Trainable
@@ -198,7 +198,7 @@ def _read_token(
 
 @dataclasses.dataclass(frozen=True)
 class Foresight:
-    """Tells what a run will ask for before long, by the shapes alone; there is no answer to wait for."""
+    """Announces, by shapes alone, what a run will soon ask for; there is no answer to wait for."""
 
     requests: tuple[DeviceRequest, ...]
     kind = ("foresight",)
@@ -213,9 +213,9 @@ class Foresight:
 
 @dataclasses.dataclass(frozen=True)
 class Fetch:
-    """Asks for arrays on the host, once they are made; what any of several runs does before it asks is done meanwhile.
+    """Asks for arrays on the host. It is a request so that no run waits before all have done their work on the host.
 
-    They are not sent before: copies are made one after the other, and what a run copies meanwhile would wait for these.
+    They are not sent earlier: copies are made one after another, and what a run copies meanwhile would wait for these.
     """
 
     arrays: Any
@@ -233,7 +233,7 @@ Conversation = Generator[Request, Any, Result]
 
 
 def beside(run: Conversation[Result], action: Callable[[], None]) -> Conversation[Result]:
-    """A run, and an action when the device has been given the run's first request, or could not be."""
+    """The run, with an action as soon as its first request has been given to the device, or has failed."""
     request = next(run)
     try:
         answer = yield request
@@ -265,7 +265,7 @@ def together(runs: Sequence[Conversation[Result]]) -> list[Result | DivergenceEr
     """Answers several runs until all have ended; of one that diverged, its error. Any other error ends them all.
 
     The kind that most runs wait for is answered first, so one that fell out of step, after a rollback say, falls in again.
-    The programs keep their size to the end: the place of a run that has ended is filled by a copy that no one looks at.
+    The programs keep their size to the end: the place of a run that does not ask is filled by a copy, its answer ignored.
     """
     results: list[Any] = [None] * len(runs)
     waiting: dict[int, Request] = {}

@@ -1,9 +1,9 @@
 """Several processes as one run: how they join, what each holds, and how they come to the same decisions.
 
 Every process runs the same program over one mesh of all their devices. Rows of a batch lie on devices; a process decodes and
-scores those it holds, and only numbers are exchanged. Whatever decides how a run goes on (rewards, faults, a
-request to stop, what is in the folder) is agreed upon first, for processes that part in their ways would wait for each other
-for ever. Process 0 alone writes and speaks. With one process all of this is void.
+scores those it holds, and only numbers are exchanged. Whatever decides how a run goes on (rewards, faults, a request to
+stop, what is in the folder) is agreed upon first: processes that decided differently would wait for each other for ever.
+Process 0 alone writes files and prints. With one process all of this does nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
-from jax._src import clusters, distributed  # where its service is, and its key-value store, have no public name
+from jax._src import clusters, distributed  # its service and key-value store have no public name
 from jax.experimental import multihost_utils
 
 from agent_tunix.config.launch import Launch
@@ -35,13 +35,13 @@ from agent_tunix.errors import DivergenceError, UserError
 Found = TypeVar("Found")
 JOIN_SECONDS = 300
 HEARTBEAT_SECONDS = 50  # JAX's own watch, should ours fail: it ends a process too, but says little
-SHARED_SECONDS = 60  # until a folder that one process has made is seen by all: network disks remember what was not there
+SHARED_SECONDS = 60  # until all must see a folder that one has made: network disks cache that it was not there
 KEY = "agent-tunix/lifeline"
 
 
 @contextlib.contextmanager
 def joined(launch: Launch) -> Iterator[None]:
-    """Work done within is done by all processes of a launch, which end together, whatever ends one of them."""
+    """Within this context all processes of a launch work together, and end together, whatever ends one of them."""
     line = lifeline.current = _join(launch)
     try:
         yield
@@ -66,7 +66,7 @@ def _join(launch: Launch) -> lifeline.Lifeline:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is missing is said below
             if (port := _port_of_first(launch)) is not None:
-                _serve(port).close()  # JAX dies of one that it cannot have
+                _serve(port).close()  # raises if it is taken, of which JAX would abort
             jax.distributed.initialize(
                 *(launch.coordinator, launch.processes, launch.process),
                 cluster_detection_method="deactivate" if launch.coordinator else None,
@@ -93,7 +93,7 @@ def _port_of_first(launch: Launch) -> int | None:
 
 
 def _connect(index: int, count: int, coordinator: str, store: Any) -> dict[int, socket.socket]:
-    """Process 0 is called where JAX was; its port and a token that keeps strangers out are learnt from JAX's store."""
+    """Connects to process 0 at JAX's coordinator; JAX's store gives the port, and a token that keeps strangers out."""
     if index == 0:
         server = _serve(0, count)
         token = secrets.token_hex(16)
@@ -131,7 +131,7 @@ def _not_found(launch: Launch, fault: Exception) -> str:
 
 
 def first() -> bool:
-    """Whether this is the process that writes and speaks."""
+    """Whether this is process 0, which writes files and prints."""
     return jax.process_index() == 0
 
 
@@ -143,7 +143,7 @@ def any_of(flag: bool) -> bool:
 
 
 def everyones(text: str) -> list[str]:
-    """What every process has to say, in their order."""
+    """The texts of all processes, in their order."""
     if jax.process_count() == 1:
         return [text]
     said = np.frombuffer(text.encode(), np.uint8)
@@ -156,7 +156,7 @@ def everyones(text: str) -> list[str]:
 
 
 def agreed(work: Callable[[], Found]) -> Found:
-    """What this process finds by work of its own; a mistake that one process comes upon is raised in all."""
+    """The result of this process's own work; a mistake that any process comes upon is raised in all."""
     mistake, found = None, None
     try:
         found = work()
@@ -170,7 +170,7 @@ def agreed(work: Callable[[], Found]) -> Found:
 
 
 def refuse_differences(own: Callable[[], Mapping[str, Any]]) -> None:
-    """Refuses processes that have other values under a name: each would train its own run, and call it that of all."""
+    """Refuses processes whose values differ under any name: each would train a run of its own, and call it everyone's."""
     if jax.process_count() == 1:
         return
     all_ = [json.loads(said) for said in everyones(json.dumps(own()))]
@@ -187,7 +187,7 @@ def make_shared(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     if jax.process_count() == 1:
         return
-    any_of(False)  # it is there from now on
+    any_of(False)  # waits for process 0, which has made it
 
     def look() -> None:
         deadline = time.monotonic() + SHARED_SECONDS
@@ -203,14 +203,14 @@ def make_shared(folder: Path) -> None:
 
 
 def whole(array: jax.Array) -> np.ndarray:
-    """All of an array, by whichever processes it is held."""
+    """The whole array on the host, whichever processes hold its parts."""
     if array.is_fully_addressable:
         return np.asarray(array)
     return multihost_utils.process_allgather(array, tiled=True)
 
 
 def own_rows(array: jax.Array) -> dict[int, np.ndarray]:
-    """The rows of an array that are this process's to work on; of those that several hold, the first has them."""
+    """The rows of an array that this process works on; a row that several hold is the first one's."""
     owner: dict[int, int] = {}
     where: Mapping[Any, Any] = array.sharding.devices_indices_map(array.shape)
     for device, (rows, *_) in where.items():
@@ -222,7 +222,7 @@ def own_rows(array: jax.Array) -> dict[int, np.ndarray]:
 
 
 def gather_rows(rows: Sequence[int], values: Mapping[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
-    """Numbers of all rows from those of each process's own; every row has one owner, so that sums put them together."""
+    """The values of all rows, from each process's own; every row has one owner, so a sum puts them together."""
     if jax.process_count() == 1:
         return dict(values)
     spread = {name: np.zeros((count, *value.shape[1:]), value.dtype) for name, value in values.items()}

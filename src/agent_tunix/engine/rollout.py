@@ -91,10 +91,10 @@ def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sam
 
 
 def _until_the_end(tokens_BC, logprobs_BC, ends, pad_id: int) -> Rollouts:
-    """Of each row what was drawn up to its first token that ends it.
+    """What each row drew up to its first end token; the rest becomes padding.
 
-    Other rows went on, and it drew with them; the loop stops early only where all have ended, so what was never drawn lies
-    beyond too. Cutting all of them here spares each step a few small kernels.
+    A row that has ended goes on drawing with the others. The loop stops early only when all have ended, so what was never
+    drawn lies after an end too. Cutting all rows here spares each step a few small kernels.
     """
     ends_BC = ends(tokens_BC)
     mask_BC = jnp.cumsum(ends_BC, axis=1) == ends_BC
@@ -103,7 +103,7 @@ def _until_the_end(tokens_BC, logprobs_BC, ends, pad_id: int) -> Rollouts:
 
 
 def _draw_rows(logits_BV, temperature_B1, uniform_B1, sampling: Sampling) -> tuple[jax.Array, jax.Array]:
-    """A token of every row and its log-probability."""
+    """One token per row, and its log-probability."""
     vocab_size = logits_BV.shape[1]
     k = 1 if sampling.greedy else sampling.top_k or vocab_size
     if kernels.capability() >= kernels.AMPERE and draw_kernels.serve(k, vocab_size):
@@ -133,7 +133,7 @@ def draw_tokens(logits_BV: jax.Array, uniform_B1: jax.Array, sampling: Sampling)
 
 
 def _uniform(keys_K: jax.Array, step: ArrayLike, rows: int) -> jax.Array:
-    """One number a row, by the key of its policy and the step alone."""
+    """One number per row, which follows from the key of its policy and the step alone."""
 
     def of_one(key):
         return jax.random.uniform(jax.random.fold_in(key, step), (rows // len(keys_K), 1))
@@ -144,7 +144,7 @@ def _uniform(keys_K: jax.Array, step: ArrayLike, rows: int) -> jax.Array:
 def _invert_cdf(uniform_B1: jax.Array, weights_BN: jax.Array) -> jax.Array:
     """An index a row, drawn in proportion to the weights; one of weight zero is never drawn.
 
-    A parallel prefix sum rounds every entry in its own way, so it may rise where the weight is zero: those are taken out.
+    A parallel prefix sum rounds every entry in its own way, so it may rise where a weight is zero; those are left out.
     """
     cdf_BN = jnp.where(weights_BN > 0, jnp.cumsum(weights_BN, axis=-1), -1.0)
     greatest_B1 = cdf_BN.max(axis=-1, keepdims=True)

@@ -41,7 +41,7 @@ def init_state(trainable: Trainable, optimizer: str = "adamw") -> TrainState:
 
 
 def evaluation_trainable(state: TrainState, optimizer: str) -> Trainable:
-    """What a state has learnt, to be evaluated and exported; it is not always the very point that is trained."""
+    """The parameters to evaluate and export, which are not always those that the next update starts from."""
     return optimizers.evaluation_params(state.optimizer, state.trainable, optimizer)
 
 
@@ -62,7 +62,7 @@ def update(
     micro_batches: int,
     optimizer: str = "adamw",
 ) -> tuple[TrainState, UpdateStats]:
-    """A step of one state, which is used up."""
+    """One update of a state, which is donated."""
     grads, stats_K = _gradients(state.trainable, (batch,), weights, (h,), arch, micro_batches)
     return _finish(state, grads, _at(0, stats_K), h, max_kl, arch, optimizer)
 
@@ -77,7 +77,7 @@ def gradients_together(
     arch: Architecture,
     micro_batches: int,
 ) -> tuple[Trainable, LossStats]:
-    """Gradients of several policies, stacked as their adapters are, and what is to be said of their losses.
+    """Gradients of several policies, stacked as their adapters are, and the statistics of their losses.
 
     They share every product with the base: all their rows go through it at once.
     """
@@ -96,7 +96,7 @@ def update_one_of(
     arch: Architecture,
     optimizer: str,
 ) -> tuple[TrainState, UpdateStats]:
-    """A step of one state, which is used up, by its own of several policies' gradients: a small program that all share."""
+    """One update of a state, which is donated, by its own among several policies' gradients: a small program for all."""
     return _finish(state, _at(index, grads, axis=1), _at(index, stats_K), h, max_kl, arch, optimizer)
 
 
@@ -119,7 +119,7 @@ def _gradients(trainable, batches, weights, hs, arch, micro_batches: int) -> tup
 
 
 def _finish(state, grads, stats, h, max_kl, arch, optimizer: str) -> tuple[TrainState, UpdateStats]:
-    """One step of the optimizer of that name; where numbers are out of hand the step counts, but nothing else changes."""
+    """One step of the named optimizer; where numbers are out of hand only the count of steps changes."""
     trainable, moments, change = optimizers.step(grads, state.optimizer, state.trainable, h, optimizer)
     grad_norm, update_norm = optax.tree.norm(grads), optax.tree.norm(change)
     finite = jnp.isfinite(stats.loss) & jnp.isfinite(grad_norm) & jnp.isfinite(update_norm)
@@ -142,7 +142,7 @@ def reference_logprobs(
     arch: Architecture,
     micro_batches: int,
 ) -> tuple[jax.Array, ...]:
-    """Log-probabilities of the completions under the reference: the base, adapters off or those of an earlier run."""
+    """Log-probabilities of the completions under the reference: the base alone, or with the adapters of an earlier run."""
 
     def logprobs(part):
         temperature_B = _by_row(temperatures, part[1])
@@ -158,7 +158,7 @@ def _by_policy(values: Sequence[ArrayLike]) -> jax.Array:
 
 
 def _by_row(values: Sequence[ArrayLike], rows: jax.Array) -> jax.Array:
-    """The value of each policy for each of its rows."""
+    """Each policy's value, repeated for each of its rows."""
     return jnp.repeat(_by_policy(values), len(rows) // len(values))
 
 
@@ -186,7 +186,7 @@ def completion_logprobs(
 def _loss(
     trainable: Trainable, part: Batch, weights: Weights, hs: tuple[Hyperparameters, ...], arch: Architecture
 ) -> tuple[jax.Array, LossStats]:
-    """The sum of the losses of K policies, whose rows lie one policy after another, and of each what is to be said of it."""
+    """The sum of the losses of K policies, whose rows lie one policy after another, and the statistics of each."""
     temperature_B = _by_row([h.temperature for h in hs], part.tokens_BC)
     logprobs_BC, entropy_BC = completion_logprobs(
         *policy(weights, trainable), part.prompts, part.tokens_BC, part.mask_BC, arch=arch, temperature=temperature_B

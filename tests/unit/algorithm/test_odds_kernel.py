@@ -109,13 +109,13 @@ def test_it_serves_bfloat16_on_one_hopper_gpu(monkeypatch):
     def serves(V=264, D=128, dtype=jnp.bfloat16):
         return loss._kernel_serves(jnp.zeros((1, D), dtype), jnp.zeros((V, D), dtype))
 
-    monkeypatch.setattr(jax, "__version_info__", loss.TRIED)
+    monkeypatch.setattr(jax, "__version_info__", loss.OLDEST_JAX)
     assert serves() == (kernels.capability() == kernels.HOPPER)
     monkeypatch.setattr(kernels, "capability", lambda: kernels.HOPPER)
     assert serves()
     monkeypatch.setattr(jax, "__version_info__", (0, 10, 2))
     assert not serves()
-    monkeypatch.setattr(jax, "__version_info__", loss.TRIED)
+    monkeypatch.setattr(jax, "__version_info__", loss.OLDEST_JAX)
     assert not serves(dtype=jnp.float32)
     assert not serves(D=96)
     assert not serves(V=47)
