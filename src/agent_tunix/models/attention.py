@@ -1,10 +1,10 @@
 """Softmax attention of many tokens over segments of keys and values, with gradients.
 
 A segment with fewer rows than the queries is shared by neighbouring rows. Positions decide who sees whom: -1 marks padding,
-which no one attends to. There are two ways. On any device, and on a mesh of several, scores against each segment and one
-softmax over all of them. On one NVIDIA GPU of the Hopper kind, where most of that is the moving of scores through memory,
-cuDNN's attention, which never writes them down (Dao et al., 2022, arXiv:2205.14135). It is given whole sequences, turned
-so that padding comes last: a token that sees only what is before it needs no mask, and what no one sees is not computed.
+which no one attends to. There are two ways. On any device or mesh: scores against each segment, and one softmax over all of
+them. On one NVIDIA Hopper GPU, where most of that time goes into moving scores through memory: cuDNN's attention, which
+never writes them down (Dao et al., 2022, arXiv:2205.14135). cuDNN is given whole sequences, turned (rolled along T) so that
+padding comes last: a token that sees only what is before it needs no mask, and what no one sees is not computed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agent_tunix.models.heads import Placing
 from agent_tunix.models.turning_kernels import Turning
 from agent_tunix.types import pytree, static
 
-LEAST_HEAD, CUDNN_HEAD = 32, 256  # the largest that cuDNN takes, and the least half of which the kernels before it take
+LEAST_HEAD, CUDNN_HEAD = 32, 256  # the least whose half the turning kernels take, and the largest that cuDNN takes
 UNBOUNDED = jnp.iinfo(jnp.int32).max
 
 Past = tuple[jax.Array, jax.Array, jax.Array]  # keys and values [rows, S, K, N], and positions [rows, S]
@@ -29,7 +29,7 @@ Past = tuple[jax.Array, jax.Array, jax.Array]  # keys and values [rows, S, K, N]
 
 @pytree
 class Reach:
-    """How far back the tokens of a layer see: as far as there is anything, or to the end of the window."""
+    """How far back the tokens of a layer see: to the beginning where it is global, else as far as the window reaches."""
 
     is_global: jax.Array
     window: int = static()
@@ -37,7 +37,7 @@ class Reach:
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
-    """Of a row that is a prompt and its group: tokens of the prompt, and how many completions follow, of equal length."""
+    """How a row is made up: tokens of its prompt, and the number of completions that follow, which are of equal length."""
 
     prompt: int
     group: int
@@ -52,7 +52,7 @@ class Lengths:
 
 
 def attend(q_BTHN: jax.Array, k_BTKN: jax.Array, v_BTKN: jax.Array, positions_BT: jax.Array, reach: Reach) -> jax.Array:
-    """Of every token of a sequence to all of it that it sees: [B, T, H * N]. Padding is on its left, its right, or both."""
+    """Attention of every token of a sequence to those that it sees: [B, T, H * N]. Padding is left, right, or both."""
     if not cudnn_serves(q_BTHN):
         return attend_to(q_BTHN, positions_BT, [(k_BTKN, v_BTKN, positions_BT)], reach)
     first_B = _first(positions_BT)
@@ -65,14 +65,14 @@ def _first(positions_BT: jax.Array) -> jax.Array:
 
 
 def places_of_groups(q, positions_PT: jax.Array, lengths: Lengths) -> jax.Array:
-    """The places whose angles `attend_groups` is to be given: the tokens' positions, or those of any turned sequence."""
+    """The positions by which `attend_groups` rotates: the tokens' own, or, of turned sequences, 0, 1, 2 ... for all."""
     return jnp.arange(lengths.prompt + lengths.completion(positions_PT))[None] if cudnn_serves(q) else positions_PT
 
 
 def attend_groups(q, k, v, positions_PT: jax.Array, lengths: Lengths, placing: Placing, reach: Reach) -> jax.Array:
     """As `attend`, of rows that are a prompt and then its group of completions, each of which sees the prompt and itself.
 
-    Queries and keys are yet to be placed.
+    Queries and keys come before their norm and RoPE, which `placing` adds.
     """
 
     def joined(of_prompts, of_completions):
@@ -91,7 +91,7 @@ def attend_groups(q, k, v, positions_PT: jax.Array, lengths: Lengths, placing: P
 
 
 def attend_to(q_BTHN: jax.Array, q_positions_BT: jax.Array, segments: Sequence[Past], reach: Reach) -> jax.Array:
-    """Of every token to all that it sees of some segments: [B, T, H * N]."""
+    """Attention of every token to all that it sees of some segments: [B, T, H * N]."""
     window = jnp.where(reach.is_global, UNBOUNDED, reach.window)
     return _flat(_by_scores(q_BTHN, q_positions_BT, segments, window))
 
@@ -108,7 +108,7 @@ def cudnn_serves(q_BTHN: jax.Array) -> bool:
 
 
 def _turned_groups(q, k, v, first_P, lengths: Lengths, placing: Placing) -> tuple[jax.Array, ...]:
-    """Of every completion the whole sequence from its first token on: queries and keys, placed, and values."""
+    """For every completion its whole sequence, turned: queries and keys after norm and RoPE, and values."""
     sizes, interpret = (lengths.prompt, lengths.completion(q), lengths.group), kernels.capability() < kernels.AMPERE
     angles = placing.cos[0, :, 0], placing.sin[0, :, 0]
 
@@ -120,7 +120,7 @@ def _turned_groups(q, k, v, first_P, lengths: Lengths, placing: Placing) -> tupl
 
 
 def _by_cudnn(q_BTHN, k_BTKN, v_BTKN, reach: Reach) -> jax.Array:
-    """Lengths that are odd, which it does not take, are filled up by one token that no one sees."""
+    """cuDNN takes no odd lengths, so these are padded by one token that no one sees."""
     T = q_BTHN.shape[1]
 
     def far(q, k, v, local=None):
@@ -135,7 +135,7 @@ def _by_cudnn(q_BTHN, k_BTKN, v_BTKN, reach: Reach) -> jax.Array:
 
 @jax.custom_vjp
 def _turned(x_BTHN: jax.Array, by_B: jax.Array) -> jax.Array:
-    """Every row from that token on, and then from its beginning. The gradient turns back; left to JAX, it would scatter."""
+    """Every row rolled so that it begins with token `by`. The gradient rolls back; left to JAX, it would be a scatter."""
     T = x_BTHN.shape[1]
     return jax.vmap(lambda row, by: row[(jnp.arange(T) + by) % T])(x_BTHN, by_B)
 

@@ -2,8 +2,8 @@
 
 A sequence sees itself, its prompt's keys, which its group shares, and its own. A prompt of S slots is padded on its left, so
 the token in slot t of any completion lies S + t slots after the first of its prompt, and sees the same slots through a
-window. A prompt's length is all there is to know of it. A few sequences fill the device, as what each one sees is cut into
-shares: the token is the first, and the tiles of keys, the prompt's and then its own, are dealt out evenly to the others.
+window. A prompt's length is all there is to know of it. So that even a few sequences fill the device, what each one sees is
+cut into shares: the first is the token itself; the tiles of keys, the prompt's, then its own, are dealt out to the others.
 
 Axes as in kernels.py, and: A the cosines and the sines of RoPE's angles in local layers, then those in global ones.
 """
@@ -26,7 +26,7 @@ LOWEST = -1e30  # a score that counts nothing, yet whose differences are finite
 
 
 def whole_tiles(slots: int) -> int:
-    """So many slots, filled up to tiles; a prompt's are filled up on its left."""
+    """A number of slots, rounded up to whole tiles; prompts are padded on the left."""
     return -(-slots // KEY_TILE) * KEY_TILE
 
 
@@ -34,7 +34,7 @@ def whole_tiles(slots: int) -> int:
 class Rows:
     """What the rows are: completions of each prompt, rows of each policy, slots of prompts; how a layer sees and scales.
 
-    `angles` is where along A its cosines are; its sines come after them.
+    `angles` is the place along A of the layer's cosines; its sines follow.
     """
 
     group: int
@@ -73,7 +73,7 @@ def _attend_kernel(rows, qkv_ref, q_norm, k_norm, angles_ref, slot_ref, lengths_
     row, kv_head, share = (pl.program_id(axis) for axis in range(3))
     (R, shares, H, N), (slots, K, _), prompt_slots = out_ref.shape, k_ref.shape, lengths_ref.shape[0] * rows.prompt_slots
     own_start = prompt_slots + row * ((slots - prompt_slots) // R)
-    # Of heads that share keys there may be any number: the last is computed again.
+    # Any number of heads may share keys; to make it a power of two, the last is computed again.
     Q, slot = power_of_two(H // K), slot_ref[0]
     heads = _heads(kv_head, H // K, jax.lax.broadcasted_iota(jnp.int32, (Q,), 0))
     rotary_parts = partial(_rotary_parts, qkv_ref, row, angles_ref, rows.angles)
@@ -110,13 +110,13 @@ def _attend_kernel(rows, qkv_ref, q_norm, k_norm, angles_ref, slot_ref, lengths_
 
 
 def _share_of_tiles(rows, counts: tuple[int, int], slot, own_start, lengths_ref, caches):
-    """Of the tiles that a row sees, the prompt's and then its own, where a share begins and ends; and how to load one."""
+    """Where a share of the tiles that a row sees, the prompt's and then its own, begins and ends; and how to load a tile."""
     row, kv_head, share = (pl.program_id(axis) for axis in range(3))
     (R, shares), (P,), S = counts, lengths_ref.shape, rows.prompt_slots
     prompts = P * rows.policy_rows // R  # of a policy
     prompt = row // rows.policy_rows * prompts + jnp.minimum(row % rows.policy_rows // rows.group, prompts - 1)
-    before = S + slot + 1 - rows.window  # slots out of the window
-    seen, own_seen = jnp.maximum(S - lengths_ref[prompt], before), jnp.maximum(0, before - S)  # the first that are
+    before = S + slot + 1 - rows.window  # slots that lie before the window
+    seen, own_seen = jnp.maximum(S - lengths_ref[prompt], before), jnp.maximum(0, before - S)  # the first in it
     first, own_first = seen // KEY_TILE, own_seen // KEY_TILE
     of_prompt = jnp.maximum(0, S // KEY_TILE - first)
     tiles = of_prompt + pl.cdiv(slot, KEY_TILE) - own_first
@@ -135,14 +135,14 @@ def _share_of_tiles(rows, counts: tuple[int, int], slot, own_start, lengths_ref,
 
 
 def _heads(kv_head, count: int, index):
-    """The heads of a key/value head, of which there are so many; an index beyond them is that of the last."""
+    """The query heads of a key/value head, `count` of them; an index beyond the last gives the last."""
     return kv_head * count + jnp.minimum(index, count - 1)
 
 
 def _rotary_parts(qkv_ref, row, angles_ref, angles, heads, norm_ref):
-    """All that heads after norm and RoPE are made of, asked for at once, as arrays of one shape [heads, N].
+    """Loads all that norm and RoPE of heads take, at once, as arrays of one shape [heads, N].
 
-    An array of another shape would be brought into this one's layout as soon as it came, and what is asked for later wait.
+    An array of another shape would be converted to this one's layout as soon as it arrived, and later loads would wait.
     """
     (n,), N = heads.shape, qkv_ref.shape[2]
     first, rows = jnp.zeros((n,), jnp.int32), jnp.full((n,), row)
@@ -181,7 +181,7 @@ def _softmax(q, tile, begin, end):
 
 @partial(jax.jit, static_argnames="interpret")
 def combine(parts_RZHN, logs_RZH, *, interpret):
-    """Attention of its shares: [R, H * N]."""
+    """Attention, put together from its shares: [R, H * N]."""
     R, _, H, N = parts_RZHN.shape
     out = jax.ShapeDtypeStruct((R, H, N), parts_RZHN.dtype)
     specs = [_whole(parts_RZHN), _whole(logs_RZH)], _whole(out)

@@ -1,12 +1,11 @@
 """Reading one more token of every sequence, after prompts that were read once each and are shared by their groups.
 
-There are three ways. On any device, and on a mesh of several, `gemma3.forward` with a token as its sequence. On one NVIDIA
-GPU of the Hopper kind, where a step of that is mostly the launching of hundreds of small kernels, one kernel for all layers
-(token_kernel.py) where a model is narrow and sequences are few, and elsewhere eight kernels a layer, with layers unrolled.
-These read weights and adapters in a layout of their own, made once a rollout. All read them as the update does: what samples
-is what is trained, for one policy and for several over the same base. A quantised base is read by the first way: a layout of
-all its weights would be as large as the base that was not to be held. So is one of which the device has no room for the
-layers twice.
+There are three ways. The first, for any device or mesh, is `gemma3.forward` with sequences of one token. On one NVIDIA
+Hopper GPU that is mostly the launching of hundreds of small kernels; there a narrow model with few sequences is read by one
+kernel for all layers (token_kernel.py), and others by eight kernels a layer, with layers unrolled. These read weights and
+adapters in a layout of their own, made once a rollout. All three compute what the update computes: what samples is what is
+trained, for one policy and for several over the same base. The first way also reads a quantised base, as a layout of all its
+weights would be as large as the base that was not to be held, and a base whose layers the device cannot hold twice.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def _way(weights: Weights, adapters: Adapters | None, arch: Architecture, sequen
 
 
 def _takes_kernels(weights: Weights) -> bool:
-    """Whether device and weights are such that kernels may read a second layout of them."""
+    """Whether the device has kernels for such weights, and room for their second layout."""
     if mesh.several_devices() or kernels.capability() != kernels.HOPPER or weights.embed_VD.dtype != jnp.bfloat16:
         return False
     if isinstance(weights.layers.q_proj, Quantised):
@@ -85,7 +84,7 @@ def layout_fits(weights: float, layers: float, limit: float) -> bool:
 
 
 def _fills_blocks(weights: Weights, columns: int) -> bool:
-    """Whether the columns of every module are whole blocks of so many: a program takes those of one module."""
+    """Whether the columns of every module are whole blocks of so many: a program's block must lie in one module."""
     modules = (module for modules in PRODUCTS.values() for module in modules)
     return all(getattr(weights.layers, module).shape[2] % columns == 0 for module in modules)
 
@@ -126,7 +125,7 @@ def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) 
     S = attention_kernels.whole_tiles(prompt_slots)
     rotations = gemma3.rotations(arch, jnp.arange(prompt_slots + slots))
     angles = [x_TN for pair in rotations for x_TN in both_halves(*pair)]
-    angles_TAN = jnp.stack(angles, axis=1)  # of every position, in one array: to look a token's up is one kernel
+    angles_TAN = jnp.stack(angles, axis=1)  # one array, so that looking up a token's angles is one kernel
 
     def read(cache, tokens_B, slot, done_B):
         del done_B  # what a finished sequence reads is of no use, and no one else sees it
@@ -176,7 +175,7 @@ def _layers(weights: Weights, products: dict[str, Product]) -> list[_Layer]:
 def _product(weights: Weights, adapters: Adapters | None, modules, sharing: int, rank: int) -> Product:
     """The matrices of modules side by side, and their adapters. Stacked over layers.
 
-    A tenant is what a tile is kept for: one policy, or as many as share it.
+    A tenant is what a tile belongs to: one policy, or the several that share it.
     """
     dtype, tenants = weights.embed_VD.dtype, lora.policies_of(adapters) // sharing
     rows, a_rows, b_columns = [], [], []

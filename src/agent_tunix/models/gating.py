@@ -1,9 +1,9 @@
 """GeGLU (Shazeer, 2020, arXiv:2002.05202): the gate's approximate gelu, times up.
 
-Numbers of two bytes are on a GPU, where this is as long as what is read and written. So its gradient is made of gate and up
-alone, where automatic differentiation would have what it needs written down in between. And gelu is written by way of a
-sigmoid, (1 + tanh x) / 2 = 1 / (1 + exp(-2 x)): by its usual name XLA has cuBLAS make it with the product, which then takes
-a third longer, and spares nothing, as up is still to be multiplied with.
+Two-byte numbers mean a GPU, where this takes as long as reading and writing its arrays. So its gradient is computed from
+gate and up alone; automatic differentiation would write and read intermediate results. And gelu is written as a sigmoid,
+(1 + tanh x) / 2 = 1 / (1 + exp(-2 x)): in its usual form XLA has cuBLAS add it to the product, which then takes a third
+longer and saves nothing, as up is still to be multiplied with.
 """
 
 from __future__ import annotations

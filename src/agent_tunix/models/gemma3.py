@@ -108,7 +108,7 @@ def forward(
         segments = [(k, v, segment.positions_BS) for (k, v), segment in zip(past_kv, past, strict=True)]
         return attend_to(q_BTHN, positions_BT, [*segments, (*kept, positions_BT)], reach), kept
 
-    # Of many tokens every device reads its rows and is sent the weights; of one, all rows, with the weights that it has.
+    # With many tokens a device reads its own rows and is sent all weights; with one token, all rows with its own weights.
     stream = ("fsdp", None, None) if tokens_BT.shape[1] > 1 else (None, None, "fsdp")
     hidden_BTD, (keys, values) = _through(weights, adapters, arch, tokens_BT, positions_BT, stream, past_kv, read)
     return hidden_BTD, Segment(keys, values, positions_BT)
@@ -138,7 +138,7 @@ def forward_groups(
 def _through(weights, adapters, arch: Architecture, tokens_BT, places_BT, stream, past_kv, read):
     """Tokens through all layers: normalised hidden states, and what `read` keeps of every layer.
 
-    It is given queries and keys as they come from their products, and how they are placed.
+    `read` is given queries and keys as they come from their products, and the `Placing` that norms and rotates them.
     """
     x_BTD = cut(embed(weights, arch, tokens_BT), *stream)
     of_layers = rotations(arch, places_BT[..., None])
@@ -213,7 +213,7 @@ def _heads(x: jax.Array, heads: int) -> jax.Array:
 
 
 def rotations(arch: Architecture, positions: jax.Array) -> tuple[tuple[jax.Array, jax.Array], ...]:
-    """(cos, sin) of every angle of RoPE (Su et al., 2021), for local and for global layers; angles are a last axis more."""
+    """(cos, sin) of every angle of RoPE (Su et al., 2021), for local and for global layers; angles are a new last axis."""
 
     def angles(base: float, factor: float) -> tuple[jax.Array, jax.Array]:
         exponent = jnp.arange(0, arch.head_dim, 2, dtype=jnp.float32) / arch.head_dim

@@ -1,7 +1,7 @@
 """GGUF files, llama.cpp's format: weights, often quantised, with numbers and tokenizer in one file.
 
-Their conventions differ from Hugging Face's: tensors have other names, and norms are stored with the one added that Gemma's
-code adds. Numbers that llama.cpp has in its code rather than in the file are `conf/model`'s.
+Their conventions differ from Hugging Face's: tensors have other names, and norms are stored with 1 added, which Gemma's code
+would add. Numbers that llama.cpp has in its code rather than in the file come from `conf/model`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class GgufFile:
             raise UserError(f"{self._path}: RoPE of type {scaling} is not supported.")
         for key in ("attn_logit_softcapping", "final_logit_softcapping"):
             if found := self._field(f"gemma3.{key}"):
-                raise UserError(f"{self._path}: {key} is {found:g}; only a model without is supported.")
+                raise UserError(f"{self._path}: {key} is {found:g}; only models without it are supported.")
 
     def tokenizer_model(self) -> bytes:
         """The tokenizer as a SentencePiece model, rebuilt from the file's tokens, scores and kinds."""

@@ -1,4 +1,4 @@
-"""What makes queries and keys of the products that they come from: a norm of every head, and RoPE by their places."""
+"""What turns products into queries and keys: a norm of every head, and RoPE by position."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from agent_tunix.types import pytree, static
 
 @pytree
 class Placing:
-    """Scales of the norms of queries and keys; cosines and sines of places, [..., T, 1, M]; what multiplies queries."""
+    """Norm and RoPE of queries and keys: scales of the norms, cosines and sines by position, [..., T, 1, N / 2], and the
+    factor that queries are multiplied by.
+    """
 
     q_norm: jax.Array
     k_norm: jax.Array
@@ -31,7 +33,7 @@ def placed(x_BTHN: jax.Array, scale: jax.Array, cos: jax.Array, sin: jax.Array, 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     """Zhang & Sennrich (2019) in float32, with Gemma's weight stored as a departure from one.
 
-    Sequences and tokens are made one axis: a CPU sums over the last of [B, 1, D] ten times slower than over that of [B, D].
+    Sequences and tokens become one axis: a CPU sums the last axis of [B, 1, D] ten times more slowly than that of [B, D].
     """
     x32 = x.reshape(-1, *(size for size in x.shape[2:-1] if size > 1), x.shape[-1]).astype(jnp.float32)
     normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
@@ -45,5 +47,5 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
 
 
 def both_halves(cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """What each number of a head is multiplied with, and what the one half a head away is, to rotate it by RoPE."""
+    """For RoPE: what each number of a head is multiplied by, and what the number half a head away is multiplied by."""
     return jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)

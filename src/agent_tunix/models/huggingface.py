@@ -24,7 +24,7 @@ GREATEST = 1e12  # of any number that a model has
 MOST_LAYERS = 1000
 NO_WEIGHTS = {"BOOL", *(f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64))}
 TIED = "tie_word_embeddings"
-# What transformers' Gemma3TextConfig takes where a config.json is silent, as those of 4B, 12B and 27B are on most.
+# The defaults of transformers' Gemma3TextConfig, for keys that a config.json leaves out: those of 4B, 12B and 27B do most.
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 262208,
     "num_hidden_layers": 26,
@@ -140,8 +140,8 @@ def _rope(config: dict[str, Any], folder: Path) -> tuple[float, float, float]:
     kinds_of_layers = {"full_attention", "sliding_attention"}
     if (by_kind and not kinds_of_layers & set(by_kind)) or kinds_of_layers & set(scaling):
         raise UserError(
-            f"{folder / 'config.json'}: rope_parameters is to be by kind of layer (full_attention, sliding_attention), "
-            "and rope_scaling is not."
+            f"{folder / 'config.json'}: rope_parameters must be given by kind of layer (full_attention, "
+            "sliding_attention), and rope_scaling must not."
         )
     far = {"rope_theta": config.get("rope_theta", 1_000_000.0), **(by_kind.get("full_attention") or {}), **scaling}
     near = {"rope_theta": config.get("rope_local_base_freq", 10_000.0), **(by_kind.get("sliding_attention") or {})}
@@ -177,14 +177,14 @@ def config_of(arch: Architecture, dtype: str) -> dict[str, Any]:
         "rope_theta": arch.rope_global_base,
         "rope_scaling": scaling,
         "rms_norm_eps": arch.norm_eps,
-        "max_position_embeddings": 32768 if scaling is None else 131072,  # those that are published with scaled positions
+        "max_position_embeddings": 32768 if scaling is None else 131072,  # as published for models with scaled positions
         TIED: True,
         "attention_bias": False,
         "pad_token_id": 0,
         "eos_token_id": 1,
         "bos_token_id": 2,
         "torch_dtype": dtype,
-        "transformers_version": "4.50.0",  # the layout's; without one transformers 5 warns of a fault of other tokenizers
+        "transformers_version": "4.50.0",  # of this layout; without it transformers 5 warns of other tokenizers' fault
     }
 
 

@@ -1,4 +1,4 @@
-"""What is looked at while the tensors of a checkpoint are read: that they are numbers, and the same for all processes."""
+"""Checks of a checkpoint's tensors as they are read: that they are finite, and the same for all processes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from agent_tunix.errors import UserError
 from agent_tunix.models.gemma3 import Weights
 from agent_tunix.models.quantisation import Matrix, Quantised
 
-LOOKED_AT = 1000  # values of a tensor by which it is told from another
+LOOKED_AT = 1000  # values of a tensor that its checksum covers, about
 
 
 class Inspection:
-    """Of one checkpoint. `seen` is told of every tensor, the others when all are read."""
+    """The checks of one checkpoint. `seen` is called with every tensor, `refuse` and `agree` when all are read."""
 
     def __init__(self, checkpoint: Path) -> None:
         self.checkpoint = checkpoint
@@ -30,22 +30,22 @@ class Inspection:
         return tensor
 
     def refuse(self, damaged: Sequence[str]) -> None:
-        """Refuses tensors that are no numbers: nothing could be learnt of them."""
+        """Refuses a checkpoint with tensors that are not finite: nothing could be learnt from it."""
         if damaged:
             more = f", and {len(damaged) - 1} more" if len(damaged) > 1 else ""
             raise UserError(
-                f"{self.checkpoint} is damaged: {damaged[0]} has NaN or infinity among its numbers{more}. Get it anew."
+                f"{self.checkpoint} is damaged: {damaged[0]} has NaN or infinity among its numbers{more}. Download it again."
             )
 
     def agree(self) -> None:
-        """Refuses what is not the same for all processes: each would lay down its part of another model."""
+        """Refuses tensors that differ between processes: each would hold a part of another model."""
         if jax.process_count() > 1 and np.ptp(multihost_utils.process_allgather(np.uint32(self._sum))):
             raise UserError(f"The processes differ in the weights of {self.checkpoint}.\nGive the same to all of them.")
 
 
 @jax.jit
 def finite(weights: Weights) -> Weights:
-    """The same tree of whether all numbers are finite: of every layer, and of what is not stacked."""
+    """Whether all numbers of each array are finite, layer by layer where layers are stacked; in the same tree."""
 
     def by_layer(stack: Matrix) -> jax.Array:
         numbers = stack.scales if isinstance(stack, Quantised) else stack  # NaN where a block has any

@@ -1,6 +1,6 @@
 """Orbax checkpoints as Kaggle offers them for Gemma 3 (variation `flax`), in the layout of google-deepmind/gemma.
 
-They hold no configuration: sizes follow from the shapes, and the numbers that leave no trace in them are `conf/model`'s.
+They hold no configuration: sizes follow from the shapes, and numbers that shapes do not show come from `conf/model`.
 """
 
 from __future__ import annotations

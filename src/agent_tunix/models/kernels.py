@@ -3,7 +3,7 @@
 One token a sequence is little work on many bytes: what counts is how few kernels there are, and that each has its loads
 under way at once. A product takes its low-rank adapter along as more rows of the same operand. The sum over a split
 product, the residual and both norms around it are one kernel. Sizes of tiles are those that were fastest on an H200.
-Each is a function of its own to the compiler, so that one that all layers have in common is made once.
+Each is jitted by itself, so that the compiler makes it once for all layers.
 
 Axes as in types.py, and: R rows, which are sequences, those of each policy filled up to whole tiles; E inputs and U outputs
 of a product; r rank, filled up to a power of two; M policies; Z shares of a split sum. Policies of few rows share tiles,
@@ -62,7 +62,7 @@ def capability() -> float:
 
 
 def multiprocessors() -> int:
-    """Of the device that programs are made for; 0 where it does not say."""
+    """How many the device has that programs are made for; 0 where it does not say."""
     return getattr(jax.local_devices()[0], "core_count", 0)
 
 
@@ -72,7 +72,7 @@ def memory_limit() -> float:
 
 
 def power_of_two(least: int) -> int:
-    """The first from `least` on: a kernel holds only arrays whose sizes are powers of two."""
+    """The smallest that is at least `least`: a kernel holds only arrays whose sizes are powers of two."""
     return 1 << (least - 1).bit_length()
 
 
@@ -127,7 +127,7 @@ def product(h_RE, w: Product, tile: int, interpret: bool) -> jax.Array:
 
 @partial(jax.jit, static_argnames=("tile", "interpret"))
 def split_product(h_RE, w: Product, tile: int, interpret: bool) -> jax.Array:
-    """The same as a sum still to be taken over its first axis: [Z, R, U] in float32."""
+    """As `product`, with the sum over the first axis still to be taken: [Z, R, U] in float32."""
     chunks = h_RE.shape[1] // _depth(h_RE, 2 * w.rank + tile)
     whole = len(h_RE) // tile * (w.b_MUr.shape[1] // w.rank)
     most = max(1, min(SHARES, SPLIT_PROGRAMS // whole))

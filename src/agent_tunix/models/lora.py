@@ -52,12 +52,12 @@ def policies_of(adapters: Adapters | None) -> int:
 
 
 def rank_of(adapters: Adapters | None) -> int:
-    """The largest; zero without adapters."""
+    """The largest rank of any module; 0 without adapters."""
     return 0 if adapters is None else max(a.shape[-1] for a in adapters.a.values())
 
 
 def filled_pair(adapters: Adapters | None, module: str, w_LEU: jax.Array, rank: int) -> tuple[jax.Array, jax.Array]:
-    """A [L, M, E, r] and B [L, M, r, U] of a module for all M policies, with zeros up to a rank, or for all of it."""
+    """A [L, M, E, r] and B [L, M, r, U] of a module for all M policies, padded to `rank`; zeros for one without adapters."""
     (L, E, U), M = w_LEU.shape, policies_of(adapters)
     pairs = {} if adapters is None else adapters.by_module()
     a, b = pairs.get(module, (jnp.zeros((L, M, E, rank)), jnp.zeros((L, M, rank, U))))
@@ -89,9 +89,9 @@ def merge(weights: Weights, adapters: Adapters) -> Weights:
 
 
 def merged_if_it_pays(weights: Weights, adapters: Adapters | None, rows: int) -> tuple[Weights, Adapters | None]:
-    """A policy that is to read so many rows again and again: merged, if adding its adapters paid each time.
+    """The policy of a rollout that reads so many rows at every step: merged, where `adding_pays` for all its matrices.
 
-    Matrices of which that is true are small beside what such rows leave in the cache, so the copy is no burden.
+    Matrices for which it pays are small beside the cache of so many rows, so the copy is no burden.
     """
     if adapters is None or policies_of(adapters) > 1:
         return weights, adapters

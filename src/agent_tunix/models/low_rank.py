@@ -28,7 +28,7 @@ def adapted(x: jax.Array, w_EU: jax.Array, a_ER: jax.Array, b_RU: jax.Array) -> 
 
 
 def adding_pays(rows: int, w: jax.Array) -> bool:
-    """For N rows x A B takes R N (E + U) multiplications, A B takes R E U. W is [..., E, U]."""
+    """Whether x (W + A B) is cheaper: for N rows x A B takes R N (E + U) multiplications, A B R E U. W is [..., E, U]."""
     E, U = w.shape[-2:]
     return jax.default_backend() == "cpu" and w.dtype == jnp.float32 and rows * (E + U) > E * U
 
@@ -48,7 +48,7 @@ def _added_backward(saved, dy_NU):
     """Where W is frozen its gradient is dead code, which the compiler drops."""
     x_NE, sum_EU, a_ER, b_RU = saved
     dw_EU = _over_rows(x_NE, dy_NU).reshape(-1, *sum_EU.shape[-2:]).sum(axis=0)
-    # The compiler would rather make A's gradient the right way round, of x transposed, which takes three times as long.
+    # Without the barrier the compiler would transpose x to make A's gradient untransposed, which takes three times as long.
     da_RE = jax.lax.optimization_barrier(_over_rows(dy_NU @ b_RU.mT, x_NE))
     return dy_NU @ sum_EU.mT, dw_EU, da_RE.mT, _over_rows(x_NE @ a_ER, dy_NU)
 

@@ -6,7 +6,7 @@ vocabulary, of which every device computes its own part (Shoeybi et al., 2019, a
 by both: its embedding is then never gathered, as hidden states, which are far smaller, travel instead.
 
 An axis of an array that its axes of the mesh do not divide is cut by as many of them as do, and else kept whole; so
-are the keys and values of fewer heads than `tp`. Programs are written once: on a mesh of one device all of this is void.
+are the keys and values of fewer heads than `tp`. Programs are written once: on one device all of this does nothing.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def mesh_of(weights: Weights) -> Mesh:
 
 
 def on_mesh_of(weights: Weights) -> AbstractContextManager[Any]:
-    """Programs called within are cut over the mesh of these weights; those of weights that lie on none are not."""
+    """A context in which programs are cut over the mesh of these weights, if they lie on one."""
     placed = isinstance(weights.embed_VD.sharding, NamedSharding)
     return jax.set_mesh(mesh_of(weights)) if placed else nullcontext()
 
@@ -84,7 +84,7 @@ def place(tree: Tree, arch: Architecture, mesh: Mesh) -> Tree:
 
 
 def lay(array: np.ndarray | jax.Array, where: NamedSharding) -> jax.Array:
-    """An array that every process has; among several, each lays down its part, where `device_put` would compare them all."""
+    """Places an array that every process has. Each of several places its part; `device_put` would compare all copies."""
     if where.is_fully_addressable:
         return jax.device_put(array, where)
     return jax.make_array_from_callback(array.shape, where, lambda index: array[index])
@@ -133,7 +133,7 @@ def keep_in_place(tree: Tree, arch: Architecture) -> Tree:
 
 
 def cut(array: jax.Array, *cuts: Cut) -> jax.Array:
-    """Inside of a program: an intermediate array with its leading axes cut so, and the others whole."""
+    """Inside of a program: an intermediate array with its leading axes cut by `cuts`, and the others whole."""
     mesh = jax.sharding.get_abstract_mesh()
     if not several_devices():
         return array
@@ -141,7 +141,7 @@ def cut(array: jax.Array, *cuts: Cut) -> jax.Array:
 
 
 def by_rows(function: Callable[..., Any], *arrays: jax.Array) -> Any:
-    """Inside of a program: a function of rows that needs nothing of their neighbours, each row on one device and whole."""
+    """Inside of a program: applies a function that treats every row by itself, with each row whole on one device."""
     mesh = jax.sharding.get_abstract_mesh()
     if not several_devices():
         return function(*arrays)
@@ -169,9 +169,9 @@ def spec(names: tuple[str, ...], shape: tuple[int, ...], arch: Architecture, siz
 
 
 def fitting(cuts: tuple[Cut, ...], shape: tuple[int, ...], sizes: Mapping[str, int]) -> PartitionSpec:
-    """For every axis of the array as many of its axes of the mesh as divide it.
+    """For every axis of an array the axes of the mesh in `cuts`, as many as divide it.
 
-    Written in the one way in which programs write down what they return, so that the next call finds what it knows.
+    In the form in which programs return their shardings, so that the next call is not compiled for another.
     """
 
     def dividing(wanted: Cut, length: int) -> Cut:

@@ -1,11 +1,11 @@
 """Frozen matrices in fewer bits: int8, or the 4-bit NormalFloat of QLoRA (Dettmers et al., 2023, arXiv:2305.14314).
 
-Every 64 inputs of an output share a scale, which takes the largest of them to the end of the code's range; each is rounded
+Every 64 inputs of an output share a scale, which maps the largest of them to the end of the code's range; each is rounded
 to the nearest code. int8 has 255 even steps. nf4 has 16 levels at quantiles of a normal distribution, two codes to a byte.
 The paper quantises its float32 scales once more; ours are bfloat16, an eighth of a bit a weight dearer and without a second
 code. Embedding and norms are not quantised.
 
-A matrix is turned back where it is multiplied, a layer at a time, and by one function alone: sampler, trainer and reference
+A matrix is dequantised where it is multiplied, a layer at a time, and by one function alone: sampler, trainer and reference
 see the same numbers.
 """
 
@@ -55,10 +55,10 @@ def quantise(matrix: jax.Array, base_dtype: BaseDtype) -> Quantised:
     *stack, inputs, outputs = matrix.shape
     if inputs % BLOCK:
         raise UserError(
-            f"model.base_dtype={base_dtype}: {inputs} inputs of a matrix make no whole blocks of {BLOCK}; set it to null."
+            f"model.base_dtype={base_dtype}: {inputs} inputs of a matrix are no multiple of {BLOCK}; set it to null."
         )
     blocks = matrix.astype(jnp.float32).reshape(*stack, inputs // BLOCK, BLOCK, outputs)
-    whole = jnp.isfinite(blocks).all(axis=-2, keepdims=True)  # a CPU's maximum may pass over what is no number
+    whole = jnp.isfinite(blocks).all(axis=-2, keepdims=True)  # a CPU's maximum may ignore NaN
     largest = jnp.where(whole, jnp.abs(blocks).max(axis=-2, keepdims=True), jnp.nan)
     scales = (largest / LARGEST_INT8 if base_dtype == "int8" else largest).astype(jnp.bfloat16)
     shares = blocks / jnp.where(scales == 0, 1, scales).astype(jnp.float32)

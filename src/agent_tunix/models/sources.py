@@ -89,7 +89,7 @@ def _from_kaggle(source: str) -> Path:
         folder = Path(kagglehub.model_download(handle))
     except Exception as fault:
         raise UserError(
-            f"model.weights={source}: Kaggle did not give it ({type(fault).__name__}: {fault}).\n"
+            f"model.weights={source}: Kaggle did not provide it ({type(fault).__name__}: {fault}).\n"
             f"Accept the licence at https://www.kaggle.com/models/{handle} and put your API token where kagglehub looks.\n"
             f"{LOCAL}\n{QUICK}"
         ) from fault

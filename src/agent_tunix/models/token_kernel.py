@@ -1,10 +1,12 @@
-"""Reading a token of every sequence by one kernel for all layers (token/token.cu), on one NVIDIA GPU of the Hopper kind.
+"""Reading a token of every sequence by one kernel for all layers (token/token.cu), on one NVIDIA Hopper GPU.
 
-It is CUDA C++, as Pallas has no words for some of it, and is compiled for the shapes at hand. Here is what it is given: how
-much a block takes at a time, and weights and caches in the order in which they are read.
+It is CUDA C++, as Pallas cannot express some of it, and is compiled for the shapes at hand. This module makes what it is
+given: how much a block takes at a time, and weights and caches in the order in which they are read. The blocks that read
+the same 16 sequences are a team. They pass results to each other as words: 32 bits in global memory, `MISSING` until
+another block has written them.
 
 Axes as in types.py, and: E inputs and U outputs of a product; r rank, filled up; M policies; R rows, which are sequences,
-those of each policy filled up to whole teams; T places in a sequence; n of any number.
+those of each policy filled up to whole teams; T positions in a sequence; n any number.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ WARPS = 8  # that compute, and as many that feed them
 RANK = 32  # what ranks are filled up to
 WIDTHS = range(512, 1153, 16 * WARPS)  # of models; wider ones leave too few slots
 MOST_TEAMS, MOST_LAYERS = 8, 64
-MOST_BYTES = 2**27  # of a layer, by all teams, each of which reads it for itself; other kernels read it once
+MOST_BYTES = 2**27  # read of a layer by all teams together: each reads all of it, where other kernels read it once
 MOST_PIECES = 10  # of 32 inputs, that a warp multiplies with at a time: more would not fit its registers
-PIECE = 512  # bytes of them
+PIECE = 512  # bytes of a piece
 PASSES = 2  # over the dimensions of a head, to add up what warps have seen
 SHARED_BYTES = 227 * 2**10
-COUNTERS, APART = 4, 8  # of a team, and how many numbers from one to the next: each in a sector of its own
-MISSING = np.uint32(2**32 - 1)  # a word that is not there yet
+COUNTERS, APART = 4, 8  # counters of a team, and numbers from one to the next: each is in a memory sector of its own
+MISSING = np.uint32(2**32 - 1)  # a word that has not been written yet
 
 Cache = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 Read = Callable[[Cache, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Cache]]
@@ -95,7 +97,7 @@ def _layer_bytes(arch: Architecture) -> int:
 
 
 def _shared() -> bool:
-    """Whether processes share the GPU by NVIDIA's MPS: blocks of two kernels could then wait for each other's places."""
+    """Whether processes share the GPU by NVIDIA's MPS: blocks of two kernels could then wait for each other for ever."""
     return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
 
 
@@ -124,7 +126,7 @@ def _macros(arch: Architecture) -> dict[str, int | str]:
 
 
 def cuts(arch: Architecture, blocks: int) -> dict[str, int]:
-    """How much of every product a block takes, such that none takes long: the fewest columns, then the fewest rounds."""
+    """How much of every product a block takes at a time: such that it has the fewest columns, then the fewest rounds."""
     low = RANK // 8
 
     def sixteens_of_heads() -> int:
@@ -154,7 +156,7 @@ def cuts(arch: Architecture, blocks: int) -> dict[str, int]:
 
 
 def _down_shares(arch: Architecture) -> int:
-    """Of the sum of "down". They wait for each other, so each has a block of its own."""
+    """Shares of the sum of "down". They wait for each other, so each has a block of its own."""
     pieces = arch.hidden_dim // (32 * WARPS)
     return next(shares for shares in _divisors(pieces) if pieces // shares <= MOST_PIECES)
 
@@ -186,9 +188,9 @@ def _ring_slots(arch: Architecture, stage: int) -> int:
 
 
 def _norms(weights: Weights, arch: Architecture) -> tuple[jax.Array, jax.Array]:
-    """What norms multiply with: a warp's columns of that after a block of the model and that before the next; and of heads.
+    """Scales of norms, by warp: of the one after each half of a layer and of the one before the next half; and of heads.
 
-    Before the first block there is none: the last stands there, and is not used.
+    Nothing comes before the first half: the final norm fills that place, and is not used.
     """
     w, last_1D = weights.layers, weights.final_norm_D[None]
     around = jnp.stack([w.input_norm, w.post_attention_norm, w.pre_feedforward_norm, w.post_feedforward_norm], axis=1)

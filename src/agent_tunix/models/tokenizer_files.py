@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
 
 
 def tokenizer_files(checkpoint: Path) -> dict[str, bytes]:
-    """Every file by its name: the checkpoint's own, with the turns that it was trained on where they say nothing of them."""
+    """Every file by its name: the checkpoint's own, completed by Gemma's chat turns where they say nothing of them."""
     files = _own_files(checkpoint)
     own = {name: _parsed(files, name, checkpoint) for name in (CONFIG, GENERATION)}
     made = {CONFIG: _lacking(files) | own[CONFIG], GENERATION: _generation(own[GENERATION], tk.load_tokenizer(checkpoint))}

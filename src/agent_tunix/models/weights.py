@@ -1,8 +1,8 @@
 """From checkpoints to our stacked weights and back: Hugging Face's layout, GGUF files, and Kaggle's Orbax checkpoints.
 
-Every tensor is read, put on its devices, on each the part that it is to hold, and written into its place in the stack, one
-after the other, so that no more than one ever exists twice, nor in full where matrices are to be quantised. What a
-checkpoint lacks, has too many of or has in a wrong shape is found when it is opened, before any is read.
+Tensors are read one after the other. Each is put on its devices, every device getting the part that it is to hold, and
+written into its place in the stack; so no more than one ever exists twice, or unquantised where matrices are quantised.
+What a checkpoint lacks, has too many of or has in a wrong shape is found when it is opened, before any tensor is read.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def load_weights(
 def open_weights(
     checkpoint: Path, arch: Architecture, dtype: jnp.dtype, mesh: Mesh, base_dtype: BaseDtype | None
 ) -> Callable[[], Weights]:
-    """A checkpoint that has all tensors of its architecture; what is returned reads them."""
+    """Checks that a checkpoint has all tensors of its architecture; returns the function that reads them."""
     tensors = _open(checkpoint)
     expected = tensor_shapes(arch)
     _check(checkpoint, tensors.shapes, expected)
@@ -197,7 +197,7 @@ def _assemble(
     mesh: Mesh,
     base_dtype: BaseDtype | None,
 ) -> Weights:
-    """Weights of one tensor after another."""
+    """Weights, put together from one tensor after another."""
     shapes = weight_shapes(arch, dtype, mesh, base_dtype)
     empty = make_in_place(lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes.layers), arch, mesh)
 
@@ -224,7 +224,7 @@ def _assemble(
 
 
 def quantised(weights: Weights, base_dtype: BaseDtype) -> Weights:
-    """Weights that no checkpoint holds, as loading would have them held."""
+    """Weights that come from no checkpoint, quantised as loading would quantise them."""
     modules = ATTENTION + FEED_FORWARD
     matrices = {module: quantise_stack(getattr(weights.layers, module), base_dtype) for module in modules}
     return dataclasses.replace(weights, layers=dataclasses.replace(weights.layers, **matrices))
@@ -256,7 +256,7 @@ def save_tensors(
     tensor: Callable[[str], jax.Array],
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """The same, asking for one tensor after the other by its name, and holding no more than a shard of them."""
+    """As `save_weights`, but asks for one tensor after another by its name, and holds no more than a shard of them."""
     folder.mkdir(parents=True, exist_ok=True)
     sizes = {name: int(np.prod(shape)) * jnp.dtype(dtype).itemsize for name, shape in tensor_shapes(arch).items()}
     shards = _shards(sizes, shard_bytes)

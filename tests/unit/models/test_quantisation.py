@@ -89,7 +89,7 @@ def test_a_stack_is_its_matrices_and_takes_the_bytes_it_is_said_to(kind):
 
 
 def test_inputs_that_make_no_whole_blocks_are_refused():
-    with pytest.raises(UserError, match=r"model\.base_dtype=nf4: 96 inputs of a matrix make no whole blocks of 64"):
+    with pytest.raises(UserError, match=r"model\.base_dtype=nf4: 96 inputs of a matrix are no multiple of 64"):
         quantise(jnp.ones((96, 4)), "nf4")
 
 
