@@ -43,7 +43,7 @@ def plan() -> None:
 
 
 def lr_find() -> None:
-    """Ramps the learning rate in one short run and suggests one; see `agent-tunix lr-find --help`."""
+    """Suggests a learning rate from one short run that ramps it; see `agent-tunix lr-find --help`."""
     _hydra("lr_find", _lr_find)
 
 
@@ -63,7 +63,7 @@ def export() -> None:
 
 
 def doctor() -> None:
-    """Names what ails a run or a sweep, from its folder; see `agent-tunix doctor --help`."""
+    """Says what is wrong with a run or a sweep, from its folder; see `agent-tunix doctor --help`."""
     from agent_tunix.workflows import doctor as workflow
 
     _on_folder(workflow.main)
@@ -77,7 +77,7 @@ def report() -> None:
 
 
 def watch() -> None:
-    """Shows that page live in a browser while training runs; see `agent-tunix watch --help`."""
+    """Shows the report live in a browser while training runs; see `agent-tunix watch --help`."""
     from agent_tunix.workflows import watch as workflow
 
     _on_folder(workflow.main)
@@ -93,7 +93,7 @@ def main() -> None:
             f"  agent-tunix {name:10} {(function.__doc__ or '').split(';')[0]}" for name, function in verbs.items()
         )
         asked = verb.strip("-") in ("", "help", "h")
-        wrong = "" if asked else f"'{verb}' is no verb of agent-tunix{did_you_mean(verb, verbs)}\n"
+        wrong = "" if asked else f"'{verb}' is not a verb of agent-tunix{did_you_mean(verb, verbs)}\n"
         print(f"{wrong}usage:\n{usage}", file=sys.stderr)
         sys.exit(2 if wrong else 0)
     verbs[verb]()
@@ -114,7 +114,7 @@ def _train(composed: DictConfig) -> float | None:
     if goes_on:
         cfg, output = goes_on
     elif processes.first() and (output / "config.yaml").exists():
-        setup.refuse_others(output, "config.yaml")  # which a ramp has too, and cannot be gone on with
+        setup.refuse_others(output, "config.yaml")  # a ramp has one too, but cannot be resumed
         raise UserError(
             f"{output} already holds a run; continue it with training.resume={output}, or choose another folder."
         )
@@ -125,7 +125,7 @@ def _train(composed: DictConfig) -> float | None:
 
 
 def _agreed(cfg: C) -> C:
-    """A configuration that all processes have."""
+    """The configuration, if all processes have the same one."""
     from agent_tunix.engine import processes
     from agent_tunix.workflows.diagnosis.remedies import leaves
 
@@ -134,7 +134,7 @@ def _agreed(cfg: C) -> C:
 
 
 def _output() -> Path:
-    """The folder of a run, or of an evaluation; it is named by the time, of which several processes take the first's."""
+    """The folder of a run, or of an evaluation. It is named by the time, so several processes take that of the first."""
     from agent_tunix.engine import processes
 
     return Path(processes.everyones(HydraConfig.get().runtime.output_dir)[0])
@@ -165,7 +165,7 @@ def close_sweep(folder: Path) -> None:
 
 
 def _given(overrides: Iterable[str]) -> tuple[str, ...]:
-    """Overrides as they were written on the command line."""
+    """Overrides as they were written on the command line, without the `++` that `hydra_arguments` adds."""
     return tuple(override.removeprefix("++") for override in overrides)
 
 
@@ -199,7 +199,7 @@ def _export(composed: DictConfig) -> None:
     from agent_tunix.workflows import export as workflow
 
     if HydraConfig.get().mode == RunMode.MULTIRUN:
-        raise UserError("export writes one folder; leave out --multirun, and start it once for each.")
+        raise UserError("export writes one folder: leave out --multirun, and start it once for each run.")
     workflow.run(validate(composed, ExportConfig), console)
 
 
@@ -226,7 +226,7 @@ def _hydra(config_name: str, task: Callable[[DictConfig], float | None], several
 
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
-    """Answers for what a user can mend by a message, without a traceback."""
+    """Shows what the user can mend as a message, without a traceback, and exits with its code."""
     insist_on_interrupts()
     try:
         yield
@@ -238,8 +238,8 @@ def answering() -> Iterator[None]:
 
 def _one_process(launch: Launch) -> str:
     return (
-        f"This is one of several processes ({launch.launcher}), which can train one run, or evaluate it, together.\n"
-        "Sweeps, tune, lr-find and export are the work of one: start one process, or add --processes 1."
+        f"This is one of several processes ({launch.launcher}). Together they can train or evaluate one run;\n"
+        "sweeps, tune, lr-find and export need a single process: start only one, or add --processes 1."
     )
 
 
@@ -274,7 +274,7 @@ def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> No
 
 
 def _relative(path: Path) -> Path:
-    """A shorter name that holds in the user's shell too: not for the folder that hydra.job.chdir=true has gone to."""
+    """The path from the working directory, where it lies below; under hydra.job.chdir=true it does not, and stays whole."""
     return path.resolve().relative_to(Path.cwd()) if Path.cwd() in path.resolve().parents else path
 
 
@@ -283,7 +283,7 @@ def _fail(mistake: UserError) -> typing.NoReturn:
         lifeline.current.fail(str(mistake), mistake.exit_code)
     print(mistake, file=sys.stderr, flush=True)
     if isinstance(mistake, StoppedError):
-        os._exit(mistake.exit_code)  # a device may be at work, and does not bear to be taken apart
+        os._exit(mistake.exit_code)  # without clean-up: a device that is at work cannot be shut down safely
     sys.exit(mistake.exit_code)
 
 

@@ -1,4 +1,4 @@
-"""What a user can mend: it is shown as it is written, without a traceback."""
+"""Errors that the user can mend: their messages are shown as they are, without a traceback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import threading
 from typing import Any
 
-GOING_ON = "A run goes on by training.resume=<folder>, a sweep or a search by its command again in its folder."
+GOING_ON = "Continue a run with training.resume=<folder>, a sweep or a search with the same command and folder."
 
 
 class UserError(Exception):
@@ -20,7 +20,7 @@ class UserError(Exception):
 
 
 class DivergenceError(UserError):
-    """Numbers got out of hand and were kept from the weights; `fault` says which, without what to do about it."""
+    """Numbers got out of hand and were kept from the weights; `fault` says which, without the message's advice."""
 
     exit_code = 3
 
@@ -30,13 +30,13 @@ class DivergenceError(UserError):
 
 
 class StoppedError(UserError):
-    """A person has pressed Ctrl-C where nothing waits for the end of a batch, or has pressed it twice."""
+    """Ctrl-C was pressed where there is no batch to finish first, or was pressed twice."""
 
-    exit_code = 130  # as shells count it
+    exit_code = 130  # what shells give for SIGINT
 
 
 def mistake_of(fault: BaseException) -> UserError | None:
-    """What to say of a fault of files, of memory or of a group's name that a user can mend; nothing of any other."""
+    """The error to show for a fault that the user can mend: of files, memory or a group's name; None for any other."""
     if isinstance(fault, UserError):
         return fault
     if isinstance(fault, KeyboardInterrupt):
@@ -47,7 +47,7 @@ def mistake_of(fault: BaseException) -> UserError | None:
         return UserError(f"{fault}: a group takes the name of one of its files, as in optimizer=adamw.")
     if isinstance(fault, MemoryError) or "RESOURCE_EXHAUSTED" in str(fault):  # which is how JAX says it
         return UserError(
-            f"There is not enough memory: {str(fault).splitlines()[0] if str(fault) else 'of the host'}\n"
+            f"There is not enough memory: {str(fault).splitlines()[0] if str(fault) else 'the host has no more'}\n"
             "`agent-tunix plan` with the same overrides counts what a step needs. Fewer prompts at a time take less\n"
             "(training.micro_batch_size=1, evaluation.batch_size), as do fewer completions (grpo.num_generations), shorter\n"
             "ones (generation.max_generation_steps) and a smaller base (model.base_dtype=int8 or nf4)."
@@ -56,7 +56,7 @@ def mistake_of(fault: BaseException) -> UserError | None:
 
 
 def insist_on_interrupts() -> None:
-    """Has a Ctrl-C come again that came where Python drops exceptions, as in JAX's callback of the garbage collector."""
+    """Repeats a Ctrl-C that came where Python drops exceptions, as in JAX's callback of the garbage collector."""
     hook = sys.unraisablehook
 
     def unless_interrupt(found: Any) -> None:
@@ -70,7 +70,7 @@ def insist_on_interrupts() -> None:
 
 def _of_files(fault: OSError) -> UserError | None:
     full = f"Free some space. {GOING_ON}"
-    refused = "Check what is there and who may read or write it; results go to hydra.run.dir or hydra.sweep.dir=<folder>."
+    refused = "Check the path and its permissions; hydra.run.dir=<folder> or hydra.sweep.dir=<folder> writes elsewhere."
     remedies = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), full)
     there = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
     remedies |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, *there), refused)

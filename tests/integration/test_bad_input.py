@@ -172,7 +172,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(where, command, tmp_path):
     (tmp_path / "file").touch()
     outcome = command("train", *TINY, *where)
     assert outcome.code == 2
-    assert "Not a directory. Check what is there and who may read or write it" in outcome.err
+    assert "Not a directory. Check the path and its permissions" in outcome.err
     assert "Traceback" not in outcome.out + outcome.err
 
 

@@ -78,7 +78,7 @@ def test_what_a_run_began_from_stays_though_the_earlier_one_goes_on(command, tmp
     shutil.rmtree(tmp_path / warm / "checkpoints" / "20")
     outcome = command("evaluate", "run=next", "step=0")
     assert outcome.code == 2
-    assert f"{tmp_path / warm} has no checkpoint of step 20; kept are steps" in outcome.err
+    assert f"{tmp_path / warm} has no checkpoint of step 20; the steps kept are" in outcome.err
 
 
 def test_adapters_of_another_shape_are_refused(command, warm):

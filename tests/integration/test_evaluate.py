@@ -95,7 +95,7 @@ def test_several_evaluations_of_one_command(command, trained, tmp_path):
 def test_a_step_without_a_checkpoint_is_refused(command, trained, tmp_path):
     outcome = command("evaluate", f"run={trained}", "step=7", *SMALL)
     assert outcome.code == 2
-    assert "kept are steps 2" in outcome.err
+    assert "the steps kept are 2" in outcome.err
     assert [path.name for path in tmp_path.iterdir()] == [trained]
 
 
@@ -103,7 +103,7 @@ def test_a_run_that_may_not_be_written_to_is_refused_before_anything_is_computed
     monkeypatch.setattr(os, "access", lambda path, mode: path != trained)  # modes are nothing to those who may do all
     outcome = command("evaluate", f"run={trained}", *GREEDY)
     assert outcome.code == 2
-    assert f"run={trained}: the results belong there" in outcome.err
+    assert f"run={trained}: the results are written there" in outcome.err
     assert "accuracy" not in outcome.out
 
 

@@ -117,7 +117,7 @@ def test_mistakes_are_explained_and_leave_nothing_behind(command, trained, tmp_p
         ("run=run/config.yaml",): "run=run/config.yaml: this is not the folder of a run",
         ("run=null",): "run=null: must be a valid string",
         (): "run is missing: give the folder of a run",
-        ("run=run", "step=7"): "kept are steps 1, 2",
+        ("run=run", "step=7"): "the steps kept are 1, 2",
         ("run=run", "format=onnx"): "format=onnx: must be",
         ("run=run", "formt=peft"): "formt: unknown key; did you mean format?",
         ("run=run", "format=gguf-ready"): "no tokenizer.model",

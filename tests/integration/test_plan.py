@@ -51,7 +51,7 @@ def test_a_continued_run_is_planned_with_its_own_configuration(command, write_ru
         ("training.resume=nowhere", "not the folder of a run"),
         (
             "training.init_from=nowhere",
-            "nowhere/config.yaml.\nIf it was moved, write its new place into config.yaml of the run",
+            "nowhere/config.yaml.\nIf it was moved, write its new path into config.yaml of the run",
         ),
         ("model.lora_module_path=nothing", "model.lora_module_path=nothing: fits no module"),
         ("+reward.functions.mine=no_such_module.reward", "No module named 'no_such_module'"),

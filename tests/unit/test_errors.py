@@ -15,10 +15,10 @@ from agent_tunix.errors import mistake_of
     [
         (errno.ENOSPC, "Free some space"),
         (errno.EFBIG, "Free some space"),
-        (errno.EACCES, "who may read or write it; results go to hydra.run.dir"),
-        (errno.EEXIST, "what is there"),
-        (errno.EISDIR, "what is there"),
-        (errno.ENAMETOOLONG, "what is there"),
+        (errno.EACCES, "permissions; hydra.run.dir=<folder>"),
+        (errno.EEXIST, "Check the path"),
+        (errno.EISDIR, "Check the path"),
+        (errno.ENAMETOOLONG, "Check the path"),
     ],
 )
 def test_a_fault_of_files_says_where_and_what_to_do(number, remedy):

@@ -1,4 +1,4 @@
-"""What to say where Hydra cannot compose a configuration: of options that are not there, overrides and files of YAML."""
+"""Messages for configurations that Hydra cannot compose: missing options, unreadable overrides, broken YAML files."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from omegaconf.errors import OmegaConfBaseException
 from agent_tunix.config.load import config_folder, did_you_mean
 
 EXTRAS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit", "optuna": "optuna"}
-BROKEN = ("Invalid defaults list", "Expected header format")  # how Hydra begins what it has no exception of its own for
+BROKEN = ("Invalid defaults list", "Expected header format")  # how Hydra's messages without an exception of their own begin
 PARTS = (
     "Keys of a section are set one by one, as in reward.weights.answer=1;\n"
-    "a list as a whole, as in 'optimizer.betas=[0.9,0.99]', or at one of its places, as in optimizer.betas.0=0.9."
+    "a list as a whole, as in 'optimizer.betas=[0.9,0.99]', or one element of it, as in optimizer.betas.0=0.9."
 )
 
 
 def answer(mistake: Exception, arguments: Sequence[str] = ()) -> str | None:
-    """What to say of a mistake in what Hydra was given to compose by these arguments; nothing of any other."""
+    """The message for a mistake in what Hydra was to compose from these arguments; None for any other fault."""
     if isinstance(mistake, MissingConfigException):
         return missing_option(mistake)
     if said := broken_file(mistake, arguments) or without_end(mistake):
@@ -33,7 +33,7 @@ def answer(mistake: Exception, arguments: Sequence[str] = ()) -> str | None:
 
 
 def missing_option(mistake: MissingConfigException) -> str:
-    """Of an option that its group does not have; of one in a list Hydra does not say which there are."""
+    """For an option that its group does not have. Hydra lists those there are, except for an option in a list."""
     group, _, option = (mistake.missing_cfg_file or "").rpartition("/")
     if not group:
         return f"There is no configuration named '{option}'; leave --config-name out: each verb has its own."
@@ -45,7 +45,7 @@ def missing_option(mistake: MissingConfigException) -> str:
 
 
 def unreadable(mistake: Exception) -> str:
-    """Of a mistake that Hydra found; of an override that is no key=value it may show a part alone."""
+    """For a mistake that Hydra found. It may quote only a part of an override that is not key=value."""
     given = str(getattr(mistake, "override", None) or "").removeprefix("++")
     said = str(mistake).replace(f"++{given}", given)
     key, equals, value = given.partition("=")
@@ -56,19 +56,19 @@ def unreadable(mistake: Exception) -> str:
     elif "," in (value[:1], value[-1:]) or ",," in value:
         said += f"\nA value is missing beside a comma; values to sweep over are written without spaces: {key}=1,2"
     elif equals and not value.startswith(("[", "{")) and not {"'", '"'} & set(value):
-        said += f"\nA text with marks such as ( takes quotes of its own: '{key}=\"{value}\"'"
+        said += f"\nA text with special characters, such as (, needs quotes of its own: '{key}=\"{value}\"'"
     return said if given in said else f"{given}: {said}"
 
 
 def without_end(mistake: Exception) -> str | None:
-    """Of files whose defaults lead back to themselves, which Hydra follows until Python stops it."""
+    """For files whose defaults lead back to themselves, which Hydra follows until Python stops it."""
     if not isinstance(mistake, RecursionError) or "hydra._internal.defaults_list" not in _passed_through(mistake):
         return None
-    return "The defaults of a configuration file lead back to itself, maybe by way of other files; take it out of theirs."
+    return "The defaults of a configuration file lead back to itself, maybe by way of other files; break this loop."
 
 
 def list_for_keys(arguments: Sequence[str]) -> str | None:
-    """Of a chosen file that is a list as a whole, where Hydra names what came to be laid over it."""
+    """For a chosen file that holds a list. Hydra does not name the file, but what was to be merged into it."""
     chosen = {argument.lstrip("+") for argument in arguments}
     for file in _own_files(arguments):
         text = file.read_text(encoding="utf-8") if f"{file.parent.name}={file.stem}" in chosen else ""
@@ -78,14 +78,14 @@ def list_for_keys(arguments: Sequence[str]) -> str | None:
 
 
 def misplaced(mistake: Exception) -> str | None:
-    """Of an override that OmegaConf stumbles over: a name where a list has places."""
+    """For an override that OmegaConf stumbles over: a name where a list has indices."""
     if not isinstance(mistake, TypeError | ValueError) or not _passed_through(mistake)[-1].startswith("omegaconf."):
         return None
     return f"An override does not fit the configuration ({mistake}).\n{PARTS}"
 
 
 def broken_file(mistake: Exception, arguments: Sequence[str]) -> str | None:
-    """Of a YAML file that could not be read; of one in another encoding than UTF-8 Hydra does not say which it was."""
+    """For a YAML file that cannot be read. If its encoding is not UTF-8, Hydra does not say which file it was."""
     if isinstance(mistake, yaml.YAMLError) or str(mistake).startswith(BROKEN):
         return f"A configuration file cannot be read: {mistake}"
     if not isinstance(mistake, UnicodeDecodeError):

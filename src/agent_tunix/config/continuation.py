@@ -1,6 +1,4 @@
-"""The configuration of a run that is gone on with: its own, with the single values that may be changed on the way; and that
-of a run that starts from what another has learnt.
-"""
+"""The configuration of a resumed run: its own, with single values changed; and of a run that starts from another."""
 
 from __future__ import annotations
 
@@ -19,10 +17,10 @@ C = TypeVar("C", bound=Config)
 FIXED = {  # what a run cannot change and still be one run
     "seed": "the order of the data follows from it",
     "model.lora_alpha": "it scales what the adapters have learnt",
-    "optimizer.optimizer_name": "its state is another optimizer's",
-    "training.init_from": "it is compared with what it began from",
-    "training.init_step": "it is compared with what it began from",
-    "training.method": "what was learnt by the other would count as its own",
+    "optimizer.optimizer_name": "another optimizer could not use its state",
+    "training.init_from": "it is compared with what it started from",
+    "training.init_step": "it is compared with what it started from",
+    "training.method": "what one method has learnt would count as the other's",
     "training.train_fraction": "problems that were trained on would count as held out",
 }
 
@@ -50,12 +48,12 @@ def resumed(folder: str, overrides: Sequence[str]) -> tuple[Config, Path]:
 
 
 def no_run(folder: str, key: str) -> UserError:
-    """What to say of a folder that a key gives for that of a run; of one that holds many, which to give."""
+    """The error for a key whose folder is not that of a run; where it holds several runs, the message names one."""
     for index, runs in {"sweep.json": "*/config.yaml", "tune.json": "*/*/config.yaml"}.items():
         if (Path(folder) / index).exists() and (found := sorted(Path(folder).glob(runs))):
             again = f"\n{GOING_ON}" if key == "training.resume" else ""
             return UserError(f"{key}={folder} holds many runs; give one of them, as in {key}={found[-1].parent}.{again}")
-    moved = "\nIf it was moved, write its new place into config.yaml of the run that began there."
+    moved = "\nIf it was moved, write its new path into config.yaml of the run that started from it."
     return UserError(
         f"{key}={folder}: this is not the folder of a run, there is no {Path(folder).absolute() / 'config.yaml'}."
         f"{moved if key == 'training.init_from' else ''}"
@@ -63,12 +61,12 @@ def no_run(folder: str, key: str) -> UserError:
 
 
 def _same(key: str, before: Any, now: Any) -> bool:
-    """Whether it is still one run; the folder that it began from may have been moved."""
+    """Whether a resumed run is still the same run; the folder that it started from may have been moved."""
     return before == now or (key == "training.init_from" and None not in (before, now))
 
 
 def anchored(cfg: C) -> C:
-    """One that says which step of an earlier run it starts from, which may go on meanwhile, and what that run's base is."""
+    """The configuration with the earlier run's base, and the step it starts from written down, as that run may go on."""
     folder, step = cfg.training.init_from, cfg.training.init_step
     if folder is None and step is not None:
         raise UserError(f"training.init_step={step}: a step of which run? Give training.init_from=<run folder> too.")

@@ -1,7 +1,7 @@
-"""Whose a folder is; and folders that are made before it is known whether anything will be written there.
+"""Folders: keeping one to a single process, and removing again those that nothing was written to.
 
-What stays empty is removed again. Hydra makes the folder of a run before the run has checked its configuration, and writes
-`multirun.yaml` into that of a sweep before it has composed a job.
+Hydra makes the folder of a run before the run has checked its configuration, and writes `multirun.yaml` into that of a
+sweep before it has composed a job.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _to_come: list[Path] = []
 
 
 def note(path: Path) -> None:
-    """Remembers what Hydra is about to make, of what is not there yet."""
+    """Remembers which files and folders Hydra is about to make."""
     _to_come[:] = missing(path)
 
 
@@ -46,13 +46,13 @@ def remove_empty(paths: Iterable[Path]) -> None:
 
 
 def of_the_shell() -> Path:
-    """Where the user's commands hold: from there Hydra goes to the folder of the run under hydra.job.chdir=true."""
+    """The working directory of the user's shell, which Hydra leaves for the run's folder under hydra.job.chdir=true."""
     gone = HydraConfig.initialized() and HydraConfig.get().job.chdir
     return Path(HydraConfig.get().runtime.cwd if gone else os.getcwd())
 
 
 def claim(folder: Path) -> int:
-    """Keeps a folder to this process until what is returned is closed; raises a BlockingIOError where another has it."""
+    """Locks a folder until the file descriptor returned is closed; raises BlockingIOError where another process has it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
 """Warnings about settings that are allowed but unusual: which way they may fail, and what to set instead.
 
 The ranges are those of the optimizer reference; the learning rate's is the model's own, moved by batch size, data size
-and full fine-tuning as the reference's section on interactions says. Hard nonsense is the schema's to refuse.
+and full fine-tuning as the reference's section on interactions says. Impossible values are refused by the schema.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TYPICAL = {
     "eps": (1e-10, 1e-6, "divisions may become unstable", "small gradients are damped away"),
     "warmup_ratio": (0.0, 0.2, "", "most of the run is spent below the peak rate"),
 }
-OTHERWISE = {"adafactor": ("eps", "betas"), "lion": ("eps",), "sgd": ("eps",)}  # what they use otherwise, or not at all
+OTHERWISE = {"adafactor": ("eps", "betas"), "lion": ("eps",), "sgd": ("eps",)}  # used differently, or not at all
 TYPICAL_BETAS = ((0.8, 0.95), (0.99, 0.999))
 LARGE_BATCH = (2.0, 10 / 3)  # the reference runs 270M at 1e-4 with twice the usual prompts, 10/3 of its range's end
 SMALL_BATCH = (0.25, 1 / 3)  # and 4B at 1e-6 with a quarter of them, a third of its range's end
@@ -26,7 +26,7 @@ SMALL_DATA = (500, 1 / 3)  # "smaller datasets need lower learning rates"
 
 
 def rate_range(cfg: Config, num_examples: int | None) -> tuple[float, float, list[str]]:
-    """The rates that suit a run whose optimizer has guidance, and what they were moved for."""
+    """The lowest and highest rate that suit a run whose optimizer has guidance, and why they were moved."""
     low, high = (RATE_OF[cfg.optimizer.optimizer_name] * rate for rate in cfg.model.guidance.learning_rate)
     reasons: list[str] = []
     ratio = cfg.training.prompts_per_step / cfg.model.guidance.prompts
@@ -54,7 +54,7 @@ def middle_rate(cfg: Config) -> float:
 
 
 def half_decades(rate: float, up: int = 0) -> float:
-    """The nearest of 1e-6, 3e-6, 1e-5, 3e-5 ... to a rate, and so many of them further up."""
+    """The nearest to a rate among 1e-6, 3e-6, 1e-5, 3e-5 ..., or the one that is `up` places above it."""
     return min(1.0, float(f"{10 ** ((round(2 * math.log10(rate)) + up) / 2):.0e}"))
 
 

@@ -19,7 +19,7 @@ EXAMPLE = "--coordinator host0:1234 --processes 2 --process 0, and --process 1 o
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """How a process finds its company; without a coordinator as its launcher says."""
+    """How a process finds the others: by the coordinator or, where there is none, by what its launcher has set."""
 
     launcher: str
     coordinator: str | None = None

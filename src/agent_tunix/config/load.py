@@ -46,7 +46,7 @@ def hydra_arguments(given: list[str]) -> list[str]:
 def _lenient(argument: str) -> str:
     """Makes Hydra take any single value (`++key=value`), so that all unknown keys are reported by the schema, together.
 
-    A folder may have a number for its name, which Hydra would take for one.
+    The name of a folder may look like a number, and is quoted so that Hydra does not read it as one.
     """
     key, equals, value = argument.partition("=")
     if key in FOLDERS and re.fullmatch(r"[0-9][\w.+-]*", value):
@@ -63,7 +63,7 @@ def validate(composed: DictConfig | Mapping[str, Any], kind: type[C], source: st
 
 
 def validate_all(jobs: Iterable[DictConfig | Mapping[str, Any]], kind: type[C], source: str = "") -> list[C]:
-    """The same of several, whose faults are told together, and once where they have them in common."""
+    """As `validate`, for several configurations; all faults are reported together, each of them once."""
     configs, faults = list[C](), dict[str, None]()
     for composed in jobs:
         found = _checked(composed, kind)
@@ -111,7 +111,7 @@ def _impossible(container: Any) -> Iterable[str]:
 
 
 def _misfits(container: Any, trains: bool) -> Iterable[str]:
-    """Faults of the mesh, where the numbers that it must divide are in order."""
+    """Faults of the mesh; none where the numbers that it must divide are themselves at fault."""
     model, training = container.get("model"), container.get("training")
     try:
         sizes = mesh_shape.sizes_of(model["mesh_shape"])
@@ -149,7 +149,7 @@ def config_text(config: BaseModel) -> str:
 
 
 def _escaped(value: Any) -> Any:
-    """Texts as OmegaConf takes them at their word: a backslash before `${`, and two for each that stood there."""
+    """Texts that OmegaConf takes literally: with a backslash before `${`, and two for each that stood there."""
     if isinstance(value, dict):
         return {key: _escaped(part) for key, part in value.items()}
     if isinstance(value, list):

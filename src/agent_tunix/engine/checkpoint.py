@@ -74,11 +74,11 @@ class Checkpoints:
         steps = self.steps()
         if not steps:
             run = self._manager.directory.parent
-            raise UserError(f"{run} holds no checkpoint yet; training.resume=<its folder> goes on with it, and writes one.")
+            raise UserError(f"{run} holds no checkpoint yet; training.resume=<its folder> continues it and writes one.")
         step = steps[-1] if step is None else step
         if step not in steps:
             run, kept = self._manager.directory.parent, ", ".join(map(str, steps))
-            raise UserError(f"{run} has no checkpoint of step {step}; kept are steps {kept}.")
+            raise UserError(f"{run} has no checkpoint of step {step}; the steps kept are {kept}.")
         self._check_shapes(like, step)
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), progress=ocp.args.JsonRestore())
@@ -100,7 +100,7 @@ class Checkpoints:
         there, wanted = (collections.Counter(leaf.shape for leaf in jax.tree.leaves(tree)) for tree in (saved, like))
         for shape in there | wanted:
             if there[shape] != wanted[shape]:
-                counts = f"{there[shape]} arrays of shape {shape} in it, {wanted[shape]} in the run that is to go on"
+                counts = f"{there[shape]} arrays of shape {shape} in it, {wanted[shape]} in the run to be continued"
                 raise self._unreadable(step, ValueError(counts))
 
     def _unreadable(self, step: int, fault: Exception) -> UserError:

@@ -109,7 +109,7 @@ def _value(match: re.Match[str]) -> Fraction:
 
 
 def _exact(digits: str) -> Fraction:
-    return Fraction(Decimal(digits))  # of any length, which int refuses
+    return Fraction(Decimal(digits))  # int refuses very long ones
 
 
 def _unit(text: str) -> str:

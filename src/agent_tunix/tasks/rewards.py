@@ -19,8 +19,8 @@ from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.tasks import answers
 from agent_tunix.tasks.prompts import ANSWER, REASONING
 
-NO_NUMBER = "the reward function"  # how a fault begins that a reward has caused
-TAKEN = ("mean", "std")  # names of metrics
+REWARD_FAULT = "the reward function"  # how a fault that a reward has caused begins
+TAKEN = ("mean", "std")  # names of metrics under reward/
 LARGEST = 1e18  # reward, as the spread of a group is made of squares in float32
 RewardFunction = Callable[[str, str, str], float]
 
@@ -53,7 +53,7 @@ class Scorer:
 
     def __init__(self, functions: Mapping[str, str], weights: Mapping[str, float]):
         if taken := [name for name in functions if name in TAKEN]:
-            raise UserError(f"reward.functions.{taken[0]}: reward/{taken[0]} is that of all functions; choose another name.")
+            raise UserError(f"reward.functions.{taken[0]}: the metric reward/{taken[0]} is taken; choose another name.")
         self.functions = {name: load_function(name, path) for name, path in functions.items()}
         self.weights = {name: weights.get(name, 1.0) for name in functions}
 
@@ -69,7 +69,7 @@ class Scorer:
         with np.errstate(over="ignore", invalid="ignore"):
             total = np.asarray(sum(self.weights[name] * value for name, value in values.items()), np.float32)
         if (wrong := total[~(abs(total) <= LARGEST)]).size:
-            raise DivergenceError(f"{NO_NUMBER}s with their weights sum up to {wrong[0]:g}, and at most {LARGEST:g} counts")
+            raise DivergenceError(f"{REWARD_FAULT}s with their weights sum up to {wrong[0]:g}, more than {LARGEST:g}")
         return total
 
     def _one(self, name: str, prompt: str, completion: str, truth: str) -> float:
@@ -81,11 +81,11 @@ class Scorer:
             with np.errstate(over="ignore"):
                 value = float(np.float32(float(returned)))
         except Exception as fault:  # whatever a value that is no number may raise
-            said = f"returned no number but a {type(returned).__name__} ({type(fault).__name__}: {fault})"
+            said = f"returned a {type(returned).__name__}, not a number ({type(fault).__name__}: {fault})"
             raise _mistake(name, said, completion, truth) from fault
         if not math.isfinite(value):
             raise DivergenceError(
-                f"{NO_NUMBER} '{name}' returned {value} on the completion {completion!r} (answer {truth!r})"
+                f"{REWARD_FAULT} '{name}' returned {value} on the completion {completion!r} (answer {truth!r})"
             )
         return value
 
@@ -99,15 +99,15 @@ def _mistake(name: str, said: str, completion: str, truth: str) -> UserError:
 
 
 def _where(fault: BaseException) -> str:
-    """The line of the function's own file that it had come to; the first frame is that of its caller here."""
+    """The line of the function's own file at which it failed; the first frame is that of its caller here."""
     frames = traceback.extract_tb(fault.__traceback__)[1:]
     own = [frame for frame in frames if frame.filename == frames[0].filename]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def is_fault_of_reward(fault: str) -> bool:
-    """Whether a run diverged by a reward that is no number, which no learning rate has caused."""
-    return fault.startswith(NO_NUMBER)
+    """Whether a run diverged by a reward that is not a finite number, for which no learning rate is to blame."""
+    return fault.startswith(REWARD_FAULT)
 
 
 def load_function(name: str, path: str) -> RewardFunction:

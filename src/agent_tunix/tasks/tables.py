@@ -100,9 +100,9 @@ def _row(raw: Any, fmt: RowFormat) -> Row:
         if raw[field] is None or not str(raw[field]).strip():
             raise ValueError(f"the field '{field}' is empty")
         if isinstance(raw[field], list | dict | bytes):
-            raise ValueError(f"the field '{field}' holds no text or number but a {type(raw[field]).__name__}")
+            raise ValueError(f"the field '{field}' holds a {type(raw[field]).__name__}, not a text or a number")
         if isinstance(raw[field], float) and not math.isfinite(raw[field]):
-            raise ValueError(f"the field '{field}' holds {raw[field]}, which is no number")
+            raise ValueError(f"the field '{field}' holds {raw[field]}, which is not a finite number")
     question, text = str(raw[fmt.question_field]).strip(), str(raw[fmt.answer_field]).strip()
     try:
         (question + text).encode()
@@ -175,7 +175,7 @@ def _csv(file: Path) -> Numbered:
                 raise ValueError(f"its first line names more than one field '{twice[0]}'. Give each a name of its own.")
             yield from ((reader.line_num, row) for row in reader)
         except csv.Error as fault:
-            raise ValueError(f"after line {reader.line_num}: {fault}. Write a mark within a quoted text twice.") from fault
+            raise ValueError(f"after line {reader.line_num}: {fault}. Write quotation marks in a text twice.") from fault
 
 
 def _parquet(file: Path) -> Numbered:
@@ -188,7 +188,7 @@ def _parquet(file: Path) -> Numbered:
     short = {name: SHORT_FLOATS[kind] for name, kind in kinds.items() if kind in SHORT_FLOATS}
 
     def as_written(row: dict[str, Any]) -> dict[str, Any]:
-        """99.99 in 32 bits is not 99.98999786376953, which Python makes of it."""
+        """Floats of 32 bits as they were written: Python would show 99.99 as 99.98999786376953."""
         return row | {name: float(str(of(row[name]))) for name, of in short.items() if row[name] is not None}
 
     rows = (as_written(row) for batch in table.iter_batches() for row in batch.to_pylist())
@@ -208,7 +208,7 @@ def _from_hub(repository: str, subset: str | None, name: str) -> tuple[str, Numb
         splits = datasets.load_dataset(repository, subset)
     except Exception as fault:
         raise UserError(
-            f"data.path={repository}: there is no {Path(repository).absolute()}, and the Hugging Face hub did not give it "
+            f"data.path={repository}: there is no {Path(repository).absolute()}, and the Hugging Face hub has not sent it "
             f"({type(fault).__name__}: {fault}).\n"
             "Or give a file or folder that holds the data: data.path=<folder with train.jsonl and test.jsonl>"
         ) from fault

@@ -98,7 +98,7 @@ def _partially_right(completion: str, truth: str) -> bool:
 
 
 def _leniently_right(completion: str, truth: str) -> bool:
-    """What is right is so leniently too, as a truth in words, or of several numbers, has no last number to compare."""
+    """Right, or with the right last number; an answer in words, or of several numbers, has no last number to compare."""
     if rewards.answer_correct("", completion, truth):
         return True
     return answers.same_number(answers.last_number(completion), answers.first_number(truth))
@@ -118,8 +118,8 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     _check_asked(cfg, overrides)
     setup.start_device()
     trained = cfg if cfg.run is None else setup.saved_config(cfg.run, "run")
-    if cfg.run and not os.access(cfg.run, os.W_OK):  # said now, and not when all is computed
-        raise UserError(f"run={cfg.run}: the results belong there, and it may not be written to; evaluate a copy of it.")
+    if cfg.run and not os.access(cfg.run, os.W_OK):  # refused before anything is computed
+        raise UserError(f"run={cfg.run}: the results are written there, but it is read-only; evaluate a copy of it.")
     model = setup.load_model(cfg) if cfg.run is None else setup.load_trained_model(trained, console.print)
     trainable, step = _trainable(cfg, trained, model)
     examples = load_examples(trained, "test", cfg.evaluation.num_examples, model.tokenizer, console.print)
@@ -151,7 +151,7 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
 
 
 def _check_asked(cfg: EvaluateConfig, overrides: Sequence[str]) -> None:
-    """What is asked of a run that has its own answer is refused, not passed over."""
+    """Refuses overrides that would have no effect, rather than ignoring them."""
     if cfg.run is None and cfg.step is not None:
         raise UserError(f"step={cfg.step}: the base model has no steps; give the folder of a run, as in run=runs/<time>.")
     for override in overrides if cfg.run else ():

@@ -111,5 +111,5 @@ def test_of_a_sweep_and_of_a_search_a_run_is_to_be_given(index, job, tmp_path):
         (tmp_path / name / "config.yaml").touch()
     with pytest.raises(UserError, match=re.escape(f"holds many runs; give one of them, as in run={tmp_path / job}.")):
         saved_config(str(tmp_path), "run")
-    with pytest.raises(UserError, match=r"holds many runs(.|\n)*a sweep or a search by its command again in its folder"):
+    with pytest.raises(UserError, match=r"holds many runs(.|\n)*a sweep or a search with the same command and folder"):
         resumed(str(tmp_path), [f"training.resume={tmp_path}"])

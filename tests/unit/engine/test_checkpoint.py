@@ -138,7 +138,7 @@ def test_an_empty_folder_and_an_unknown_step_say_so(checkpoints):
     with pytest.raises(UserError, match="holds no checkpoint"):
         checkpoints.restore(state_at(0))
     checkpoints.save(state_at(5), Progress(1))
-    with pytest.raises(UserError, match="has no checkpoint of step 4; kept are steps 5"):
+    with pytest.raises(UserError, match="has no checkpoint of step 4; the steps kept are 5"):
         checkpoints.restore(state_at(0), step=4)
 
 

@@ -109,7 +109,7 @@ def test_a_function_cannot_have_the_name_of_what_all_of_them_make(mine, name):
         ("fails", "(my_rewards.py, line "),
         ("leaves", "SystemExit: bye"),
         ("nothing", "TypeError"),
-        ("nothing", "returned no number but a NoneType"),
+        ("nothing", "returned a NoneType, not a number"),
         ("not_a_number", "returned nan"),
         ("huge", "returned inf"),
     ],

@@ -173,10 +173,10 @@ BAD_ROWS = [
     (r'{"\ud800": "q", "answer": "a"}', r"the row has \ud800, answer"),
     (b'{"question": "\xff", "answer": "a"}', "utf-8"),
     (r'{"question": "half of \ud83d", "answer": "a"}', "not text"),
-    ('{"question": [{"role": "user", "content": "q"}], "answer": "a"}', "'question' holds no text or number but a list"),
-    ('{"question": "q", "answer": NaN}', "'answer' holds nan, which is no number"),
-    ('{"question": "q", "answer": -1e999}', "'answer' holds -inf, which is no number"),
-    ('{"question": "q", "answer": {"value": 5}}', "'answer' holds no text or number but a dict"),
+    ('{"question": [{"role": "user", "content": "q"}], "answer": "a"}', "'question' holds a list, not a text or a number"),
+    ('{"question": "q", "answer": NaN}', "'answer' holds nan, which is not a finite number"),
+    ('{"question": "q", "answer": -1e999}', "'answer' holds -inf, which is not a finite number"),
+    ('{"question": "q", "answer": {"value": 5}}', "'answer' holds a dict, not a text or a number"),
     ("[" * 100_000, "not JSON"),
 ]
 

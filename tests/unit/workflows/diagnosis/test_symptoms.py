@@ -12,7 +12,7 @@ from made_up_runs import FLAT_REWARD, changed, run_of
 
 from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
-from agent_tunix.tasks.rewards import NO_NUMBER
+from agent_tunix.tasks.rewards import REWARD_FAULT
 from agent_tunix.workflows.diagnosis import grpo
 from agent_tunix.workflows.diagnosis.examination import EXPLAINS, diagnose, early_warnings, examine
 from agent_tunix.workflows.diagnosis.finding import Severity
@@ -102,9 +102,9 @@ def test_a_rate_that_the_guard_has_cut_is_not_laid_to_the_schedule(config):
 @pytest.mark.parametrize(
     "summary",
     [
-        {"status": "diverged", "fault": f"{NO_NUMBER} 'mine' returned nan"},
-        {"status": "completed", "rollbacks": [{"step": 8, "reason": f"{NO_NUMBER} 'mine' returned nan"}]},
-        {"status": "failed", "fault": "full", "rollbacks": [{"step": 8, "reason": f"{NO_NUMBER} 'mine' returned nan"}]},
+        {"status": "diverged", "fault": f"{REWARD_FAULT} 'mine' returned nan"},
+        {"status": "completed", "rollbacks": [{"step": 8, "reason": f"{REWARD_FAULT} 'mine' returned nan"}]},
+        {"status": "failed", "fault": "full", "rollbacks": [{"step": 8, "reason": f"{REWARD_FAULT} 'mine' returned nan"}]},
     ],
 )
 def test_a_reward_that_is_no_number_is_not_laid_to_the_rate(config, summary):
