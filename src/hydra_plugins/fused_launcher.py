@@ -64,7 +64,7 @@ class FusedLauncher(BasicLauncher):
 
 
 def _refuse_shared(jobs: Sequence[DictConfig]) -> None:
-    """Jobs that would go on in one folder, one after another: the second would not begin where the first did."""
+    """Refuses jobs that would resume the same folder, one after another: the second would begin where the first ended."""
     goes_on = [Path(str(job.training.resume)).resolve() for job in jobs if job.training.resume and not job.dry_run]
     if len(set(goes_on)) < len(goes_on):
         raise UserError(
@@ -76,8 +76,8 @@ def _refuse_shared(jobs: Sequence[DictConfig]) -> None:
 class _Composer:
     """Composes a job once, where Hydra would do it twice: to see whether it can be done, and to run it.
 
-    Of jobs that differ in single values alone the first is composed. The others are given their values as Hydra does it,
-    when all files are read.
+    Of jobs that differ in single values alone only the first is composed; the others are copies of it with their own values
+    set, as Hydra itself does once all files are read.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -110,7 +110,7 @@ class _Composer:
 
 
 class NoteFolders(Callback):
-    """Tells what Hydra is about to make, so that a command that is refused leaves none of it."""
+    """Notes what Hydra is about to make, so that a command that is refused leaves none of it."""
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         with contextlib.suppress(OmegaConfBaseException):  # a name may follow from what the job alone knows
@@ -127,5 +127,5 @@ class CloseSweep(Callback):
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         from agent_tunix.cli import answering, close_sweep
 
-        with answering():  # Hydra would make a warning of a fault, and end well
+        with answering():  # Hydra would only warn of a fault, and exit with 0
             close_sweep(Path(config.hydra.sweep.dir))

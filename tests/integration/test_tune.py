@@ -142,7 +142,7 @@ def refused(command, tmp_path: Path) -> None:
         (tmp_path / "straight" / "tune.json").write_text(damaged)
         outcome = command("tune", *RUN, "tune.budget=24", "hydra.run.dir=straight")
         assert outcome.code == 2
-        assert "straight/tune.json cannot be read, and a search goes on by it" in outcome.err
+        assert "straight/tune.json cannot be read, and a search cannot go on without it" in outcome.err
     lines = (tmp_path / "straight" / "tune.yaml").read_text().splitlines()
     (tmp_path / "straight" / "tune.yaml").write_text("\n".join(lines[: len(lines) // 2]))
     outcome = command("tune", *RUN, "tune.budget=24", "hydra.run.dir=straight")

@@ -23,7 +23,7 @@ from agent_tunix.workflows.diagnosis.remedies import (
 )
 from agent_tunix.workflows.gather import Run
 
-HOW_TO_LEARN = ("experiment", "training", "optimizer", "scheduler", "grpo")  # what the run after a warm start does not share
+HOW_TO_LEARN = ("experiment", "training", "optimizer", "scheduler", "grpo")  # not carried over from a warm start
 
 
 def summarise(r: Run, folder: RunFolder, rollbacks: Sequence[Record], status: str, fault: str = "") -> Record:
@@ -53,14 +53,14 @@ def summarise(r: Run, folder: RunFolder, rollbacks: Sequence[Record], status: st
 
 
 def ended_by(error: Exception) -> tuple[str, str]:
-    """The status of a run that an error has ended, and what it was."""
+    """The status of a run that an error has ended, and what the error was."""
     if isinstance(error, DivergenceError):
         return "diverged", error.fault
     return "failed", str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
 def validations(path: Path) -> list[Record]:
-    """The evaluations made in training, by step; one that a hand or a disk has spoilt is as good as none, and made again."""
+    """The evaluations made in training, by step. A record that was damaged is left out, so its evaluation is made again."""
     kept = [record for record in read_records(path / "evals.jsonl") if record.get("split") == "validation"]
     whole = [record for record in kept if finite(record.get("step")) and finite(record.get("accuracy"))]
     return sorted(whole, key=lambda record: record["step"])
@@ -94,14 +94,14 @@ def remedy(r: Run, saved: Path | None, step: int, fault: str, progress: Progress
     happened = f"The run diverged at step {step}{tried}: {fault}.\nThe update did not reach the weights.{kept}\n"
     if is_fault_of_reward(fault):
         other = past_bad_rewards(r.cfg.training.on_divergence)
-        to = {"ignore": "To drop such batches instead", "stop": "Not one batch was left. To stop at the first such"}[other]
+        to = {"ignore": "To drop such batches instead", "stop": "No batch was left. To stop at the first such"}[other]
         return f"{happened}Mend the function: a reward must be a finite number. {to}:\n  {_again(r, GUARD, other)}"
     tries: dict[str, float | str] = {
         "optimizer.learning_rate": r.cfg.optimizer.learning_rate / 10,
         "optimizer.max_grad_norm": min(0.01, r.cfg.optimizer.max_grad_norm / 10),
         GUARD: "rollback",
     }
-    if progress.rollbacks:  # it was tried
+    if progress.rollbacks:  # they have been tried
         del tries[GUARD]
     again = "\n".join(f"  {_again(r, key, value)}" for key, value in tries.items())
     return f"{happened}Most often the learning rate is too high. Try, in this order:\n{again}"
@@ -115,6 +115,6 @@ def _again(r: Run, key: str, value: float | str) -> str:
 
 
 def _overrides(r: Run) -> list[str]:
-    """As they were given; of a run that was continued, the fewest that lead to it."""
+    """The run's overrides as they were given; for a run that was continued, the fewest that lead to it."""
     continued = any(override.startswith("training.resume=") for override in r.overrides)
     return own_overrides(r.cfg.model_dump(mode="json")) if continued else list(r.overrides)

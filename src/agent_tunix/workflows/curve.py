@@ -11,7 +11,7 @@ WIDTH, HEIGHT, MARGIN = 640, 240, 40
 def in_characters(values: Sequence[float], last: int | None = None) -> str:
     """Bars of a height that follows the values, eight rows high, with the greatest value at the top left.
 
-    They are of every update, or taken evenly from so many. They stand on zero, or on the least value where that is below.
+    There is a bar for every update, or for evenly spaced ones. Bars stand on zero, or on the least value if that is below.
     """
     low, top = _ends(values)
     columns = min(COLUMNS, len(values))
@@ -45,6 +45,6 @@ def as_svg(values: Sequence[float], title: str, last: int | None = None) -> str:
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:
-    """The values at the foot and at the head of a curve; a reward may be below zero all the way."""
+    """The values at the bottom and at the top of a curve; a reward may be below zero all the way."""
     low, top = min(0.0, *values), max(values)
     return low, top if top > low else low + 1.0

@@ -21,7 +21,7 @@ LINES = 12  # lines printed over a run where there is no terminal to draw a bar 
 
 
 class Bars:
-    """The progress bars of the runs under way, one each; what is said meanwhile is printed above them."""
+    """The progress bars of the runs under way, one each; notices are printed above them."""
 
     def __init__(self, console: Console, several: bool = False):
         columns = (
@@ -47,7 +47,7 @@ class Bars:
         self._console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
     def labelled(self, label: str) -> Callable[[str], None]:
-        """Says whose notice it is, where there are several runs."""
+        """Prints notices, with the label of their run where there are several."""
         return (lambda text: self.notice(f"[{label}] {text}")) if self._several else self.notice
 
     def display(self, label: str, total: int) -> Display:
@@ -108,7 +108,7 @@ def print_summary(
     first, final = summary["first_eval"] or {}, summary["final_eval"] or {}
     for key in ("accuracy", "sampled_accuracy", "partial_accuracy", "format_accuracy"):
         if key in first and key in final:
-            end = f"{final[key]:.1%}" if final["step"] > first["step"] else "-"  # it was stopped before its second
+            end = f"{final[key]:.1%}" if final["step"] > first["step"] else "-"  # stopped before its second evaluation
             table.add_row(key.replace("_", " "), f"{first[key]:.1%}", end)
     console.print(table)
     for old, new in zip(before, after, strict=False):
@@ -139,5 +139,5 @@ def shell_command(verb: str) -> str:
 
 
 def _same_python(one: str, other: str) -> bool:
-    """Whether two names are of one interpreter; those of two environments may lead to one file, but not from one folder."""
+    """Whether two paths are one interpreter. Two environments may link to one file, but do so from different folders."""
     return os.path.samefile(one, other) and os.path.samefile(os.path.dirname(one), os.path.dirname(other))

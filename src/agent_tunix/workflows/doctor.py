@@ -115,10 +115,10 @@ def show_sweep(folder: Path, report: SweepReport, console: Console) -> None:
         if error := job.report.vitals.get("ended by"):
             say(console, f"       ended by: {error}")
     if report.others:
-        say(console, f"  not begun, or not to be read: {', '.join(report.others)}")
+        say(console, f"  not begun, or unreadable: {', '.join(report.others)}")
     best = next((job for job in report.jobs if job.name == report.best), None)
     if best is not None:
-        tied = f"; not told from it by noise: {', '.join(report.tied)}" if report.tied else ""
+        tied = f"; within noise of it: {', '.join(report.tied)}" if report.tied else ""
         so_far = "" if report.ended else " so far"
         label = f"  {best.label}" if best.label else ""  # of a single job nothing differs
         say(console, f"\nBest{so_far}: job {best.name}{label}  ({best.accuracy:.1%}){tied}")

@@ -74,7 +74,7 @@ def run(cfg: Config, output: Path, console: Console) -> Record:
 
 
 def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]]:
-    """Training examples (None: out of reach), the width of their prompts, and what could not be known from here."""
+    """Number of training examples (None: out of reach), width of their prompts, and notes on what is not known here."""
     longest = cfg.generation.max_prompt_length
     tokenizer = None if is_remote(cfg.model.weights) else load_tokenizer(setup.fitting_checkpoint(cfg.model)[0])
     try:
@@ -82,13 +82,13 @@ def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]
             task = load_task(cfg, tokenizer, partial(say, console))
             return len(task.train), task.prompt_width, []
         rows = load_splits(cfg, partial(say, console))["train"]
-        return len(rows), longest, ["the tokenizer is not here: prompts that are too long are counted in"]
+        return len(rows), longest, ["the tokenizer is not here: prompts that are too long are counted too"]
     except UserError as fault:
         here = cfg.data.path is None or os.path.exists(os.path.expanduser(cfg.data.path))
         if cfg.training.num_batches is None or here:  # what is here and cannot be read is to be mended
             raise
         why = str(fault).splitlines()[0]
-        return None, longest, [f"the data is out of reach, so training.num_batches is taken at its word ({why})"]
+        return None, longest, [f"the data is out of reach, so training.num_batches is assumed to be right ({why})"]
 
 
 def shapes(cfg: Config, width: int) -> memory.Shapes:
@@ -119,7 +119,7 @@ def too_large(cfg: Config, width: int) -> list[str]:
     if (peak := memory.estimate(sizes)["peak"]) <= limit:
         return []
     largest = memory.largest_micro_batch(sizes, USABLE * limit, cfg.training.batch_size)
-    advice = f"training.micro_batch_size={largest} would fit" if largest else "`agent-tunix plan` says what takes it"
+    advice = f"training.micro_batch_size={largest} would fit" if largest else "`agent-tunix plan` shows what needs it"
     return [f"this run needs {peak:,.1f} GB of memory by the plan's count, and {device} has {limit:,.1f}; {advice}"]
 
 
@@ -129,7 +129,7 @@ def _notes_on_mesh(s: memory.Shapes) -> list[str]:
     if needed > there:
         notes.append(f"{asked} needs {needed} devices; this machine has {there}, and would not run it")
     if round(s.vocabulary_share * needed) > 1:
-        notes.append(f"{asked} does not divide the vocabulary of {vocabulary}, which all or some devices hold in common")
+        notes.append(f"{asked} does not divide the vocabulary of {vocabulary}, so devices hold parts of it in common")
     return notes
 
 
@@ -146,7 +146,7 @@ def _notes_on_evaluation(s: memory.Shapes, limit_gb: float) -> list[str]:
 
 
 def _notes_on_base(s: memory.Shapes, limit_gb: float) -> list[str]:
-    """What to hold a frozen base in that does not fit as it is."""
+    """The widest type in which a frozen base fits, if it does not fit as it is."""
     peaks = {
         held: memory.estimate(dataclasses.replace(s, base_dtype=held))["peak"] for held in (s.base_dtype, "int8", "nf4")
     }
@@ -186,7 +186,7 @@ def _counts(cfg: Config, plan: Plan) -> Record:
 
 
 def _landmarks(plan: Plan) -> dict[str, float]:
-    """The rate at the updates that a person would ask about."""
+    """The rate at the updates that a reader would ask about."""
     last = plan.total_steps
     places = {"first": 1, "end of warm-up": max(plan.warmup_steps, 1), "middle": (last + 1) // 2, "last": last}
     return {f"{name} (update {t})": plan.schedule(t) for name, t in places.items()}

@@ -1,4 +1,4 @@
-"""The examples that a configuration names, read and cut into tokens."""
+"""The examples that a configuration names, read and tokenized."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def load_task(cfg: Config, tokenizer: Tokenizer, notice: Notice) -> Task:
 
 
 def load_splits(cfg: Config, notice: Notice, check: Callable[[list[Row]], None] = lambda rows: None) -> dict[str, list[Row]]:
-    """The rows to train on and to validate with; says where a question is in both, which is then held out from nothing."""
+    """The rows to train on and to validate with; warns of questions that are in both, and so are not held out."""
     said: list[str] = []
 
     def once(text: str) -> None:
@@ -56,7 +56,7 @@ def load_splits(cfg: Config, notice: Notice, check: Callable[[list[Row]], None] 
     if again := sum(row.question in trained_on for row in rows["validation"]):
         notice(
             f"warning: {again} of {len(rows['validation'])} validation questions are trained on too, and held-out accuracy "
-            f"counts them; leave each question once in {cfg.data.path}."
+            f"counts them; keep each question only once in {cfg.data.path}."
         )
     return rows
 

@@ -74,8 +74,8 @@ def _appearing_whole(output: Path) -> Iterator[Path]:
             for file in temporary.iterdir():  # of an export that was killed
                 file.unlink()
             yield temporary
-            with contextlib.suppress(OSError):  # of a disk that knows no modes
-                for file in temporary.iterdir():  # safetensors writes what no one else can read
+            with contextlib.suppress(OSError):  # a disk without file modes
+                for file in temporary.iterdir():  # safetensors lets no one else read its files
                     file.chmod(temporary.stat().st_mode & 0o666)
             temporary.rename(output)
     except (OSError, SafetensorError) as fault:  # which is how safetensors says that a disk is full
@@ -117,7 +117,7 @@ def _write_peft(folder: Path, trained: Config, trainable: Trainable) -> None:
 
 
 def _changed_base(trained: Config) -> str | None:
-    """The run, among those that this one goes back to, that trained all weights; its base is not the published one."""
+    """The run that trained all weights among those that this one started from; the base is then not the published one."""
     while folder := trained.training.init_from:
         trained = setup.saved_config(folder, "training.init_from")
         if trained.model.lora_rank == 0:

@@ -55,7 +55,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Gathered:
-    """A batch to learn from, with what is to be said of it."""
+    """A batch to learn from, with its metrics and samples."""
 
     batch: Batch
     lengths_B: np.ndarray
@@ -78,7 +78,7 @@ def _rollouts(
     weights, adapters = policy(r.model.weights, state.trainable)
     draw = Draw(adapters, prompts, r.key(index, Purpose.ROLLOUT), r.cfg.generation.temperature)
     rollouts = yield Sample(weights, draw, r.model.arch, r.sampling)
-    # All that the host needs is fetched before the device is given more to do, behind which a copy would wait.
+    # All that the host needs is fetched before the device is given more work, which a copy would have to wait for.
     mask_BC, ended_B = yield Fetch((rollouts.mask_BC, rollouts.ended_B))
     lengths_B = mask_BC.sum(axis=1)
     rollouts = trim(rollouts, lengths_B)
@@ -103,16 +103,16 @@ def reference_of(r: Run, batch: Batch) -> Reference:
 
 
 def update_of(r: Run, state: TrainState, batch: Batch, step: int, rate_scale: float = 1.0) -> Update:
-    """The update of a state that makes this step; the guard may have scaled its rate down."""
+    """The request for the update that makes this step; the guard may have scaled its rate down."""
     h = hyperparameters(r.cfg, r.plan, step, rate_scale)
     fixed = (r.model.arch, r.micro_batches, r.cfg.optimizer.optimizer_name)
     return Update(state, batch, r.model.weights, h, r.cfg.training.max_kl, *fixed)
 
 
 def foreseen(r: Run) -> tuple[Sample | Reference | Update, ...]:
-    """What a run on one device will ask for, if it trains adapters by GRPO and its completions are as long as can be.
+    """The first requests of a run that trains adapters by GRPO on one device, if completions are as long as they can be.
 
-    Known before any weight is read. The update comes first: it takes longest to compile.
+    They are known before any weight is read. The update comes first: it takes longest to compile.
     """
     if r.cfg.training.method == "supervised" or r.cfg.model.lora_rank == 0 or r.model.mesh.size > 1:
         return ()

@@ -49,7 +49,7 @@ def run(cfg: LrFindConfig, path: Path, console: Console, overrides: Sequence[str
     with Interruption() as interruption, Bars(console) as bars:
         whole = prepare(_training_config(cfg), setup.Shelf(), bars.notice, overrides)
         r = ramped(cfg, whole)
-        _ = whole.model.weights  # are read now: a fault of theirs comes before anything is written
+        _ = whole.model.weights  # read now, so that a fault in them is found before anything is written
         _begin(path)
         try:
             display = bars.display("ramp", r.plan.total_steps)
@@ -67,7 +67,7 @@ def run(cfg: LrFindConfig, path: Path, console: Console, overrides: Sequence[str
 
 
 def check(cfg: LrFindConfig, path: Path) -> None:
-    """What a ramp cannot be made from."""
+    """Refuses what a ramp cannot be made from."""
     if cfg.training.method != "grpo":
         raise UserError(
             f"training.method={cfg.training.method}: lr-find goes by reward, which only training.method=grpo has."
@@ -77,13 +77,13 @@ def check(cfg: LrFindConfig, path: Path) -> None:
     low, high = bounds(cfg)
     if low >= high:
         raise UserError(f"lr_find.lr_low={low:g} is not below lr_find.lr_high={high:g}.")
-    setup.refuse_others(path)  # another ramp's too: none is gone on with
+    setup.refuse_others(path)  # another ramp's folder too: no ramp is resumed
     if (path / "checkpoints").exists():
-        raise UserError(f"{path / 'checkpoints'} is there already, and a ramp removes its own; choose another folder.")
+        raise UserError(f"{path / 'checkpoints'} exists, and a ramp deletes that folder at its end; choose another folder.")
 
 
 def _begin(path: Path) -> None:
-    """From here on the folder is known for a ramp: one that is killed is not to be gone on with as a run at its rate."""
+    """Marks the folder as a ramp's from here on: if it is killed, it must not be resumed as a run at its last rate."""
     path.mkdir(parents=True, exist_ok=True)
     found = {"suggested": None, "range": None, "conclusion": "The ramp has not ended: it is still at work, or was killed."}
     replace_text(path / "lr_find.json", json.dumps(found, indent=2) + "\n")
@@ -125,7 +125,7 @@ def _training_config(cfg: LrFindConfig) -> Config:
 
 
 def _fallen(path: Path, r: Run) -> bool:
-    """Whether the reward is below its start by now: what comes later teaches nothing."""
+    """Whether the reward has fallen below its start, after which the ramp has nothing more to show."""
     found = ramp.curve([record["reward/mean"] for record in measured(path, r)], r.plan.total_batches)
     return found is not None and found.fell
 
@@ -173,7 +173,7 @@ def _advice(found: Record, r: Run, interrupted: bool, lr_min: float | None) -> l
 
 
 def _write(path: Path, found: Record, advice: list[str], interrupted: bool, updates: int) -> None:
-    """A ramp that ended early has done its work; the advice of a run would be to go on with it."""
+    """Marks the run as completed even if the ramp ended early, and replaces its advice, which would be to resume it."""
     replace_text(path / "lr_find.json", json.dumps(found, indent=2) + "\n")
     summary = json.loads((path / "summary.json").read_text())
     status = "interrupted" if interrupted else "completed"

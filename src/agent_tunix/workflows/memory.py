@@ -28,11 +28,11 @@ from agent_tunix.models.quantisation import BLOCK, BYTES, BaseDtype
 FLOAT32 = 4
 RESIDUAL_COPIES = 13.5  # float32 copies of the residual stream while a layer is differentiated
 HIDDEN_COPIES = 4.9  # of what the feed-forward block holds between its matrices
-QUERY_COPIES = 5.0  # of one layer's queries, where a kernel attends, which has a prompt's once for each of its completions
+QUERY_COPIES = 5.0  # of one layer's queries, where a kernel attends: it is given a prompt's once for each completion
 SCORE_COPIES = 1.65  # of one layer's attention scores
-LAYER_COPIES = 2  # of one layer's weights, cut out of the stack and turned, or turned back from a quantised base
+LAYER_COPIES = 2  # of one layer's weights, cut out of the stack and transposed, or dequantised
 LOSS_LOGITS_COPIES = 1.5  # of one chunk of logits, in the loss and its gradient: in float32, and as probabilities in bf16
-LOSS_ODDS_COPIES = 0.55  # of it where a kernel makes probabilities of them before they are written
+LOSS_ODDS_COPIES = 0.55  # of such a chunk where a kernel turns logits into probabilities before it writes them
 LOSS_RESIDUAL_COPIES = 3  # of the last hidden states, in float32, beside them
 SAMPLER_LOGITS_COPIES = 1.5  # of the logits of one token a sequence, while it is drawn
 SAMPLER_LAYERS = 1.1  # times the layers' weights, laid out for the kernels that read a token
@@ -200,7 +200,7 @@ def _kept(s: Shapes) -> float:
 
 
 def _differentiation(s: Shapes) -> float:
-    """What one layer takes while it is gone through again; a kernel's attention is done before feed-forward begins."""
+    """What one layer takes while it is differentiated; a kernel's attention is done before feed-forward begins."""
     arch = s.arch
     residual = RESIDUAL_COPIES * _tokens(s) * arch.embed_dim * FLOAT32
     hidden = HIDDEN_COPIES * _tokens(s) * arch.hidden_dim / s.tp * s.bytes_per_weight
@@ -209,7 +209,7 @@ def _differentiation(s: Shapes) -> float:
 
 
 def _attention(s: Shapes) -> float:
-    """Of one layer: scores in float32; a kernel's are in its gradient alone, in bfloat16."""
+    """The attention scores of one layer, in float32; a kernel has them in its gradient only, in bfloat16."""
     length, heads = s.prompt_length + s.completion_length, s.arch.num_heads / s.tp
     sequences = s.micro_batch / s.fsdp * s.generations
     if not s.kernels:
@@ -222,7 +222,7 @@ def _embedding_gradients(s: Shapes) -> float:
 
 
 def _chunk(s: Shapes) -> float:
-    """The logits that are alive at once while log-probabilities are taken; again, in the gradient of an embedding."""
+    """The logits alive at once while log-probabilities are taken, and again in the gradient of a trained embedding."""
     tokens = s.micro_batch * s.generations * s.completion_length
     copies = LOSS_ODDS_COPIES if s.kernels and s.lora_rank else LOSS_LOGITS_COPIES
     return copies * min(LOGITS_BUDGET, tokens * s.arch.vocab_size) * s.vocabulary_share * FLOAT32
@@ -231,7 +231,7 @@ def _chunk(s: Shapes) -> float:
 def largest_micro_batch(s: Shapes, limit_gb: float, batch_size: int | None = None) -> int:
     """The most prompts a micro-batch may hold for the peak to stay under the limit; 0 where none fits.
 
-    It divides the batch, where that is given; else the batch is as large as it.
+    It divides `batch_size`, where that is given; else the batch is one micro-batch.
     """
 
     def fits(size: int) -> bool:

@@ -57,7 +57,7 @@ def too_few(cfg: Config, plan: Plan) -> list[str]:
 
 
 def make_schedule(cfg: Config, warmup_steps: int, total_steps: int) -> Schedule:
-    """The schedule of that name with the keys that it uses; the schema has seen to it that just those are given."""
+    """The configured schedule with the keys that it uses; the schema ensures that exactly those are given."""
     section = cfg.scheduler
     keys = {"lr_min": section.lr_min, "decay_ratio": section.decay_ratio, "num_cycles": section.num_cycles}
     if section.num_cycles is not None and section.num_cycles > max(total_steps - warmup_steps, 1):

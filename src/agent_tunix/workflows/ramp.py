@@ -8,9 +8,9 @@ At last KL buys no more: the reward has its peak, and falls as the policy comes 
 A ramp spends a few updates near each rate and a run spends all of them there, so what counts is how far they travel, by the
 sum of their rates:
 
-    slow       the run travels as far as the ramp had where the score lies
+    slow       the run travels as far as the ramp had where the score lies (its centre of gravity)
     fast       it travels as far as the ramp had at the peak of the reward, or goes as fast: the geometric mean of the two,
-               for the policy comes apart by its way in a run at low rates, and by its speed at high ones
+               as a run at low rates is ruined by how far it travels, and one at high rates by how fast it goes
 
 The rate suggested is the geometric mean of slow and fast. Reward and KL of a step are measured before its update, so they
 speak of the rate of the step before.
@@ -25,7 +25,7 @@ import statistics
 from collections.abc import Sequence
 
 NOISE = 3.0  # standard errors that a gain must exceed to be one
-COLLAPSE = 5.0  # and a loss, which is asked for after every step and ends the ramp
+COLLAPSE = 5.0  # that a loss must exceed to end the ramp: more, as it is looked for after every step
 WINDOW = 8  # a smoothed value is the mean of this part of the ramp, and its first two such parts are the start
 NARROWEST = 3  # steps of such a part, in a short ramp
 LEAST_KL = 1e-6  # nats a token; below it float32 shows rounding
@@ -78,7 +78,7 @@ def least(planned: int) -> int:
 
 
 def curve(rewards: Sequence[float], planned: int) -> Curve | None:
-    """Of a ramp of so many planned steps; None where there are too few yet to know the start and the noise.
+    """The curve of a ramp of so many planned steps; None while there are too few to know the start and the noise.
 
     Noise is taken from the differences between neighbours up to the peak, which a rise over many steps hardly touches.
     """
@@ -101,7 +101,7 @@ def smoothed(values: Sequence[float], width: int) -> list[float]:
 def read(
     rates: Sequence[float], rewards: Sequence[float], kls: Sequence[float], planned: int, full_updates: float
 ) -> Reading:
-    """Judges a ramp for runs that make as much way as `full_updates` at their peak rate."""
+    """Judges a ramp for runs that travel as far as `full_updates` updates at their peak rate."""
     found = curve(rewards, planned)
     if found is None:
         return Reading([0.0] * len(rates), None, None, f"The ramp broke off after {len(rates)} steps: too few to judge.")
@@ -138,7 +138,7 @@ def _conclusion(found: Curve, kl: float, bounds: tuple[float, float], speed: flo
     slow, fast = bounds
     rise = f"The reward rose from {found.start:.2f} to {found.reward[found.peak]:.2f} at a KL of {kl:.2g}"
     if slow > fast:
-        return f"{rise}. The run is too short to come as far at a safe rate; {suggested:.1e} is the highest that was borne."
+        return f"{rise}. The run is too short to come as far at a safe rate; {suggested:.1e} is the highest that looks safe."
     ended = found.peak >= len(found.reward) - 2
     limit = "was still rising at the end of the ramp" if ended else f"fell beyond a rate of {speed:.1e}"
     return f"{rise}, and {limit}. For this run {slow:.1e} to {fast:.1e} should do; {suggested:.1e} is in the middle."

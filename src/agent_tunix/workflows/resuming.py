@@ -1,4 +1,4 @@
-"""Where a run goes on that was begun before, by another process."""
+"""Where a run goes on that an earlier process began."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agent_tunix.workflows.gather import Run
 
 
 def restored(r: Run, path: Path, checkpoints: Checkpoints, fresh: TrainState, notice: Notice) -> tuple[TrainState, Progress]:
-    """Where the run goes on, or begins; says how much of what was recorded no checkpoint has."""
+    """The state from which the run goes on, or begins; says how many recorded updates no checkpoint holds."""
     state, progress = fresh, Progress()
     if checkpoints.steps():
         state, progress = checkpoints.restore(fresh)
@@ -43,14 +43,14 @@ def _check(r: Run, path: Path, steps: int, made: int) -> None:
             "for each.\nSchedules count updates, so grpo.num_iterations must be what the run was started with."
         )
     ended = made == planned and read_object(path / "summary.json").get("status") == "completed"
-    if ended and r.cfg != setup.saved_config(str(path), "training.resume"):  # which would be written down as its own
+    if ended and r.cfg != setup.saved_config(str(path), "training.resume"):  # it would overwrite the run's own
         raise UserError(
-            f"{path} has come to its end, and nothing is left to do with other values.\n"
+            f"{path} has come to its end, so other values would change nothing.\n"
             "Make it longer, as by training.num_epochs, or start another run."
         )
 
 
 def counting_on(r: Run, path: Path) -> Run:
-    """The run, begun earlier by the seconds that the processes before this one have written down; a killed one has not."""
+    """The run, with its start moved back by the seconds of earlier processes; one that was killed has left none."""
     earlier = read_object(path / "summary.json").get("seconds", 0.0)
     return dataclasses.replace(r, started=r.started - earlier) if finite(earlier) else r

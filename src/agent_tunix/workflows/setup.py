@@ -40,7 +40,7 @@ from agent_tunix.workflows.examples import Notice, Task, load_task
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A base model. Its weights are read when they are first asked for; what they will be is known before."""
+    """A base model. Its weights are read when they are first asked for; their shapes are known before."""
 
     arch: Architecture
     tokenizer: Tokenizer
@@ -84,7 +84,7 @@ class Shelf:
 
 
 def start_device() -> None:
-    """Starts it, and keeps compiled programs in the user's cache folder, so that only the first run of a kind compiles."""
+    """Starts the device, and keeps compiled programs in the user's cache folder: only the first run of a kind compiles."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agent-tunix" / "compiled"
     jax.config.update("jax_compilation_cache_dir", str(cache))
     # Small ones too: a start has dozens, each a tenth of a second to compile on a GPU and a hundredth to read.
@@ -106,9 +106,9 @@ def saved_config(folder: str, key: str) -> Config:
 
 
 def refuse_others(folder: Path, kept: str = "") -> None:
-    """Refuses to write what is kept in a file of that name into a folder that is for something else.
+    """Refuses a folder that holds something else than what is marked by the file `kept`.
 
-    A ramp has the files of a run too, and is told from one first.
+    A ramp has the files of a run too, so it is looked for first.
     """
     kinds = {"lr_find.json": "a ramp of lr-find", "config.yaml": "a run", "sweep.json": "a sweep", "tune.json": "a search"}
     for name, kind in kinds.items():
@@ -117,7 +117,7 @@ def refuse_others(folder: Path, kept: str = "") -> None:
 
 
 def load_model(cfg: Config, mesh: Mesh | None = None) -> Model:
-    """The base: a checkpoint's weights, or what an earlier run made of them, where all weights changed there or do here.
+    """The base: a checkpoint's weights, or, where all weights were or are trained, what an earlier run made of them.
 
     It lies on the mesh of its configuration unless another is given, in the types of its configuration.
     """
@@ -150,7 +150,7 @@ def held_in(cfg: Config, dtype: str, base_dtype: str | None) -> Config:
 
 
 def load_trained_model(trained: Config, notice: Notice) -> Model:
-    """The base of an earlier run, on its mesh where this machine has the devices; a model needs none of those it had."""
+    """The base of an earlier run, on the run's mesh where this machine has the devices, else on one device."""
     sizes, there = sizes_of(trained.model.mesh_shape), jax.device_count()
     if math.prod(sizes) <= there or jax.process_count() > 1:
         return load_model(trained)
@@ -246,7 +246,7 @@ def load_trained(folder: str, cfg: Config, model: Model, step: int | None = None
 
 
 def adapters_of(cfg: Config, arch: Architecture) -> dict[str, Any]:
-    """What the adapters of a run before its first update follow from."""
+    """The arguments from which a run's adapters are made before its first update."""
     section = cfg.model
     try:
         modules = select_modules(section.lora_module_path, arch.num_layers)
@@ -272,11 +272,11 @@ def pad_prompts(examples: Sequence[Example], width: int, model: Model) -> Prompt
 
 
 def refuse_unknown_tokens(sequences: Sequence[Sequence[int]], arch: Architecture) -> None:
-    """Refuses tokens that the model has no row for, which the device would not notice."""
+    """Refuses tokens that the embedding has no row for, which the device would not notice."""
     if (largest := max(map(max, sequences))) >= arch.vocab_size:
         raise UserError(
-            f"The tokenizer gives token {largest}, and the model knows {arch.vocab_size} tokens: it is not its own. "
-            "Put that one into the folder that model.weights names."
+            f"The tokenizer gives token {largest}, but the model knows {arch.vocab_size} tokens: it is another model's. "
+            "Put the model's own tokenizer into the folder that model.weights names."
         )
 
 

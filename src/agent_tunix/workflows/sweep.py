@@ -53,7 +53,7 @@ Fuse = Literal["auto", "always", "never"]
 class Job:
     """One run of a sweep, with the overrides that lead to it; `label` tells it from the others.
 
-    `stop_after` lets it rest after that many updates, to be gone on with by a later call; it is no part of the run itself.
+    `stop_after` pauses it after that many updates, until a later call continues it; it is no part of the run itself.
     """
 
     cfg: Config
@@ -83,11 +83,9 @@ def run(jobs: Sequence[Job], folder: Path, console: Console, fuse: Fuse = "auto"
 def train_all(
     jobs: Sequence[Job], folder: Path, console: Console, shelf: setup.Shelf, interruption: Interruption, fuse: Fuse = "auto"
 ) -> list[Record]:
-    """As `run`, for one of several sweeps of a process: what they load lies on one shelf, and one signal stops them all."""
+    """As `run`, for one of several sweeps of a process, which share what is loaded (`shelf`) and one interruption."""
     if not all(job.folder.name.isdecimal() for job in jobs):
-        raise UserError(
-            "hydra.sweep.subdir: jobs are kept in folders by their numbers; hydra.sweep.dir=<folder> says where."
-        )
+        raise UserError("hydra.sweep.subdir must stay the job's number; hydra.sweep.dir=<folder> says where the sweep goes.")
     folder.mkdir(parents=True, exist_ok=True)
     modes = set[str]()
     overrides = {job.folder.name: job.overrides for job in jobs}
@@ -98,7 +96,7 @@ def train_all(
             report_on(job.folder, console.print)
     try:
         with Bars(console, several=True) as bars:
-            # All at first: what the user must mend in any of them comes before one is trained.
+            # All of them first: what the user must mend in any is found before one is trained.
             runs = {job.folder: _prepared(job, shelf, bars) for group in grouped for job in group}
             for group in grouped:
                 for mode, part in parts(group, runs[group[0].folder], bars.notice, fuse):
@@ -162,7 +160,7 @@ def _train(jobs: Sequence[Job], runs: Sequence[Run], bars: Bars, interruption: I
 
 
 def _prepared(job: Job, shelf: setup.Shelf, bars: Bars) -> Run:
-    """A job that goes on has said its notices when it began; candidates of a search are to be far off, some of them."""
+    """Silently where a job goes on, as it gave its notices before, or is one of a search, which tries unusual values."""
     silent = job.stop_after is not None or (job.folder / "config.yaml").exists()
     return prepare(job.cfg, shelf, (lambda text: None) if silent else bars.labelled(job.label), job.overrides)
 
@@ -205,7 +203,7 @@ def _most_that_fit(r: Run, wanted: int) -> int:
 
 
 def cost_of_many(r: Run, members: int) -> float:
-    """How many times the work of one a decode step of several takes on this device: its rows through all layers."""
+    """How many times as long a decode step of several jobs takes on this device as that of one: rows through all layers."""
     probe = _probe(r)
 
     def seconds(count: int) -> float:
@@ -224,7 +222,7 @@ def _probe(r: Run, *, outline: bool = False) -> Probe:
     tokens_B1 = np.ones((r.cfg.training.prompts_per_step * r.cfg.grpo.num_generations, 1), np.int32)
     if outline:
         return Probe(r.model.shapes, setup.state_shapes(r.cfg, r.model).trainable, tokens_B1, r.model.arch)
-    trainable = setup.new_trainable(r.cfg, r.model)  # before weights are read: of many programs, its own is soon compiled
+    trainable = setup.new_trainable(r.cfg, r.model)  # made before weights are read: its program is soon compiled
     return Probe(r.model.weights, trainable, tokens_B1, r.model.arch)
 
 
@@ -246,6 +244,6 @@ def _unfinished(job: Job) -> bool:
 
 
 def _passed(job: Job) -> bool:
-    """Whether a job has rested where it is to, and was killed further on: it can go on from there or from later."""
+    """Whether a job was killed after the step at which it is to rest: it was evaluated there, and has a later checkpoint."""
     evaluated = [record["step"] for record in validations(job.folder)]
     return job.stop_after in evaluated and any(map(job.rests, saved_steps(job.folder)))

@@ -21,7 +21,7 @@ def write_index(
 ) -> Record:
     """Writes sweep.json from what the jobs' folders say; `overrides` names jobs, some of which may not have begun.
 
-    Those that are `running` are named by who runs them: their folders are made later, or tell of an earlier attempt.
+    The caller names those that are `running`: their folders do not exist yet, or still tell of an earlier attempt.
     """
     index = read_index(folder)
     known = {job["job"]: job for job in index["jobs"]}
@@ -35,7 +35,7 @@ def write_index(
 
 
 def _entry(known: Record, folder: Path, running: bool) -> Record:
-    """A job as it stands. It keeps the overrides that the sweep gave it: gone on with alone, it was given others."""
+    """A job as it stands, with the overrides that the sweep gave it: if it was resumed by itself, it was given others."""
     found = {"status": "running"} if running else results(folder)
     return known | found | ({"overrides": known["overrides"]} if known.get("overrides") else {})
 

@@ -57,7 +57,7 @@ Pause = Callable[[int], bool]  # whether a run is to rest after this many update
 
 @dataclasses.dataclass(frozen=True)
 class Desk:
-    """Where a run writes to and what it listens to."""
+    """What a run writes to, and what may stop or pause it."""
 
     folder: RunFolder
     checkpoints: Checkpoints
@@ -118,7 +118,7 @@ def training(
     """A run from its beginning, or from its last checkpoint, to its summary; a paused run is evaluated, and can go on."""
     yield Foresight(foreseen(r))
     fresh = setup.new_state(r.cfg, r.model)
-    _ = r.model.weights  # are read now: a fault of theirs comes before anything is written
+    _ = r.model.weights  # read now, so that a fault in them is found before anything is written
     processes.make_shared(path)
     with claimed(path):
         return (yield from _in_folder(r, fresh, path, display, interruption, pause))
@@ -127,7 +127,7 @@ def training(
 def _in_folder(
     r: Run, fresh: TrainState, path: Path, display: Display, interruption: Interruption, pause: Pause
 ) -> Conversation[Outcome]:
-    """The same, from the fresh state on, in a folder that no other process writes to."""
+    """As `training`, from the fresh state on, in a folder that no other process writes to."""
     checkpoints = Checkpoints(path / "checkpoints", r.cfg.training.max_checkpoints_to_keep)
     state, progress = restored(r, path, checkpoints, fresh, display.notice)
     r = counting_on(r, path)
@@ -151,7 +151,7 @@ def _in_folder(
     except Exception as error:
         status, fault = ended_by(error)
         raise
-    except (GeneratorExit, KeyboardInterrupt):  # another run of the sweep could not go on; a person could not wait
+    except (GeneratorExit, KeyboardInterrupt):  # another run of the sweep failed; Ctrl-C was pressed twice
         status = "interrupted"
         raise
     finally:
@@ -210,7 +210,7 @@ def train_batch(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Co
 
 
 def recover(r: Run, state: TrainState, progress: Progress, fault: str, desk: Desk) -> tuple[TrainState, Progress]:
-    """What `training.on_divergence` says of a batch that went wrong; to stop is to raise DivergenceError with the remedy."""
+    """Does what `training.on_divergence` says after a batch that went wrong; to stop, it raises DivergenceError."""
     step, mode = int(state.step), r.cfg.training.on_divergence
     if mode == "ignore" and not _in_vain(r, progress, desk):
         desk.display.notice(f"step {step}: {fault}; the batch is dropped (training.on_divergence=ignore).")
@@ -230,7 +230,7 @@ def recover(r: Run, state: TrainState, progress: Progress, fault: str, desk: Des
 
 
 def _in_vain(r: Run, progress: Progress, desk: Desk) -> bool:
-    """Whether the last batch is to be dropped as all before it were."""
+    """Whether this is the last batch, and all before it were dropped too."""
     last = progress.position + 1 == r.plan.total_batches
     return last and processes.any_of(processes.first() and not last_step(desk.folder.path))
 
@@ -256,7 +256,7 @@ def evaluate_policy(r: Run, state: TrainState, desk: Desk) -> Conversation[list[
 
 
 def _warn_early(desk: Desk) -> None:
-    """Says what the doctor would say already, each illness once."""
+    """Says what the doctor would say by now, each illness once."""
     for finding in early_warnings(doctor.read(desk.folder.path)) if processes.first() else ():
         if finding.illness not in desk.warned:
             desk.warned.add(finding.illness)

@@ -41,7 +41,7 @@ def run(cfg: TuneConfig, folder: Path, console: Console, overrides: Sequence[str
 
 
 def _in_folder(cfg: TuneConfig, folder: Path, console: Console, overrides: Sequence[str]) -> Record:
-    """The same, in a folder that no other process writes to."""
+    """As `run`, in a folder that no other process writes to."""
     earlier = check(cfg, folder)
     setup.start_device()
     with Interruption() as interruption:
@@ -87,7 +87,9 @@ def check(cfg: TuneConfig, folder: Path) -> Record:
     price = earlier.get("price")
     numbers = [earlier.get("batches"), earlier.get("seconds"), *(price.values() if isinstance(price, dict) else [None])]
     if not all(map(finite, numbers)):
-        raise UserError(f"{folder / 'tune.json'} cannot be read, and a search goes on by it. Choose another folder.")
+        raise UserError(
+            f"{folder / 'tune.json'} cannot be read, and a search cannot go on without it. Choose another folder."
+        )
     return earlier
 
 

@@ -130,7 +130,7 @@ def test_a_run_that_needs_more_than_there_is_is_told_before_it_begins(config, mo
         train.prepare(cfg, setup.Shelf(), said.append)
     fits, none = (line for line in said if "GB of memory" in line)
     assert 1 <= int(re.search(r"the device has .*; training\.micro_batch_size=(\d+) would fit$", fits)[1]) <= 8
-    assert none.endswith("`agent-tunix plan` says what takes it")
+    assert none.endswith("`agent-tunix plan` shows what needs it")
 
 
 def test_the_plan_names_the_widest_base_that_fits():

@@ -1,4 +1,4 @@
-"""The table of symptoms, and what is said of a run that shows some of them: at its end, and while it is young."""
+"""The table of symptoms, and the diagnosis of a run that shows some of them: at its end, or while it is young."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
     grpo.control,
     optimizer.clipped_gradients,
 )
-# What a finding accounts for: its consequences are no illnesses of their own, and their remedies would not help.
+# What a finding explains: its consequences are no illnesses of their own, and their remedies would not help.
 IDLE = {"not learning", "slow convergence", "format learnt but not arithmetic", "updates that do not survive"}
 RUIN = IDLE | {"no signal", "answers truncated", "entropy collapse", "rewards never positive", "oscillating", "overfitting"}
 EXPLAINS = {

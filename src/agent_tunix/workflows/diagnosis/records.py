@@ -24,7 +24,7 @@ Point = tuple[int, float]  # a step and what was measured there
 NUMBERS = (int, float)
 Z95 = 1.96  # standard errors on each side of a 95 % interval
 TOLD_APART = 2.0  # standard errors at which one accuracy is told from another
-FINISHED = ("completed", "diverged")  # what a run is that there is nothing more to do for
+FINISHED = ("completed", "diverged")  # statuses of a run that cannot go on
 PER_BATCH = ("reward/", "groups/", "completion/", "mismatch/")  # repeated in the record of each update from a batch
 
 
@@ -59,7 +59,7 @@ class RunRecords:
 
     @cached_property
     def _series(self) -> dict[str, list[Point]]:
-        """Those that were asked for; many questions are asked of each."""
+        """A cache of the series that were asked for; most are asked for many times."""
         return {}
 
     def _read_series(self, key: str) -> list[Point]:
@@ -99,7 +99,7 @@ class RunRecords:
 
     @property
     def status(self) -> str:
-        """What the summary says, unless it is of a run that was gone on with since."""
+        """What the summary says, unless the run was resumed since it was written."""
         status, steps = self.summary.get("status"), self.summary.get("steps")
         last = max((step for step, _ in self.series("lr")), default=0)
         outrun = isinstance(steps, int | float) and finite(steps) and last > steps
@@ -113,7 +113,7 @@ class RunRecords:
 
     @property
     def rolled_back(self) -> bool:
-        """Whether the guard has taken the run back to a checkpoint and on at a tenth of its rate."""
+        """Whether the guard took the run back to a checkpoint, to go on at a tenth of its rate."""
         return bool(self.summary.get("rollbacks"))
 
     @property
@@ -226,5 +226,5 @@ def read_object(path: Path) -> Record:
 
 
 def finite(value: Any) -> bool:
-    """A number whose square is finite too. A long run asks this a million times, so the type is not looked up in a union."""
+    """Whether this is a number whose square is finite too. Asked a million times for a long run, so it must be quick."""
     return isinstance(value, NUMBERS) and not isinstance(value, bool) and abs(value) < 1e100

@@ -1,4 +1,4 @@
-"""The command to try next: the run's own, in as few words as lead to its configuration again, with the remedy's values."""
+"""The command to try next: the run's own, with the fewest overrides that give its configuration, and the remedy's values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rerun(run: RunRecords, changes: Mapping[str, Any], without: Sequence[str] = 
 
 
 def less(overrides: Sequence[str], *beginnings: str) -> list[str]:
-    """The overrides, less those of keys that begin so."""
+    """The overrides, less those whose keys begin with one of these."""
     return [override for override in overrides if not _key(override).startswith(beginnings)]
 
 
@@ -67,7 +67,7 @@ def raised_rate(run: RunRecords) -> dict[str, Any]:
 
 
 def past_bad_rewards(mode: Any) -> str:
-    """What the guard is to do about rewards that are no numbers: drop their batches, or, where that left none, stop."""
+    """What the guard should do about rewards that are not finite: drop their batches, or, where that left none, stop."""
     return "stop" if mode == "ignore" else "ignore"
 
 
@@ -85,7 +85,7 @@ def with_lr_min(changes: Mapping[str, Any], lr_min: float | None) -> dict[str, A
 
 
 def possible(run: RunRecords, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes with what must follow them: lr_min, and that a ratio of warm-up counts, which a number of steps prevents."""
+    """Changes with those that must follow: of lr_min, and of warmup_steps, which would overrule a ratio of warm-up."""
     followed = with_lr_min(changes, run.number("scheduler.lr_min", 0.0))
     if (warmup := changes.get("optimizer.warmup_ratio")) is not None:
         if run.setting("scheduler.warmup_steps") is not None:
@@ -127,7 +127,7 @@ def own_overrides(config: Mapping[str, Any]) -> list[str]:
 
 
 class OwnOverrides(Sequence[str]):
-    """The same, sought only when asked for: a run that nothing is said of need not wait for it."""
+    """As `own_overrides`, computed only when asked for: a run with no findings need not wait for it."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
@@ -187,7 +187,7 @@ def leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _optional(key: str) -> bool:
-    """Reward functions and their weights may be left out of a configuration; other keys an old run only did not know."""
+    """Reward functions and their weights may be left out of a configuration; any other key is only newer than the run."""
     return key.startswith("reward.")
 
 

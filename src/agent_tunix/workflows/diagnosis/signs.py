@@ -40,7 +40,7 @@ def reward_rose(run: RunRecords) -> bool:
 
 
 def reward_fell(run: RunRecords) -> bool:
-    """Beyond noise, and by a good part of what rewards differ by."""
+    """Whether it fell beyond noise, and by a quarter of the spread of rewards or more."""
     reward, spread = _judged(run, "reward/mean"), run.values("reward/std")
     if reward is None or not spread:
         return False

@@ -1,4 +1,4 @@
-"""What is said of a sweep: a line for each job, the best of them, and what the whole grid shows."""
+"""The diagnosis of a sweep: a line for each job, the best of them, and what the whole grid shows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Job:
 
     @property
     def rate(self) -> float | None:
-        """Its learning rate, if it is known and not that of all."""
+        """Its learning rate, if it is known and differs between the jobs."""
         rate = self.settings.get(RATE)
         return float(rate) if isinstance(rate, int | float) else None
 
@@ -43,7 +43,7 @@ class Job:
 
     @property
     def illnesses(self) -> set[str]:
-        """Those that count; whatever a run that was rolled back came to at a tenth of its rate, at its own it diverged."""
+        """Those that are not mild. A run that was rolled back diverged at its own rate, whatever it came to at a tenth."""
         grave = {finding.illness for finding in self.report.findings if finding.severity != Severity.MILD}
         return grave | ({"diverging"} if self.rolled_back else set())
 
@@ -68,7 +68,7 @@ class SweepReport:
 
 
 def examine_sweep(runs: Mapping[str, RunRecords], others: Mapping[str, Sequence[str]] | None = None) -> SweepReport:
-    """Of the jobs that there is something to say of; the grid as a whole is judged when all have ended.
+    """Judges every job that has records, and the grid as a whole once all have ended.
 
     `others` are those without a record, with the overrides as they were written.
     """
@@ -106,8 +106,10 @@ def end_of(run: RunRecords) -> Accuracy | None:
 
 
 def _told_apart(runs: Sequence[RunRecords], waiting: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-    """Each job's values of the keys that differ, also from those of jobs that have not begun. Of files of a group, as in
-    optimizer=adamw,lion, the name says it all but for the rate, which a grid is judged by.
+    """Each job's values of the keys that differ, also from those of jobs that have not begun.
+
+    Where files of a group are swept, as in optimizer=adamw,lion, only their name is given, and the rate, which a grid is
+    judged by.
     """
     tables = [leaves(run.config) for run in runs]
     given, to_come = ([_by_key(overrides) for overrides in some] for some in ([run.given for run in runs], waiting))

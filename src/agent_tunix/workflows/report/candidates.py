@@ -49,7 +49,7 @@ class Candidate:
 
 
 def read_candidates(folder: Path) -> tuple[list[Candidate], SweepReport | None]:
-    """All jobs of a sweep, those with a folder first examined together; and what the doctor says of the whole."""
+    """All jobs of a sweep, those with records first; and what the doctor says of the whole."""
     runs, others = doctor.read_jobs(folder)
     unreadable = [  # their configuration is being written, or was cut short
         Candidate(job.name, f"job {job.name}", "config.yaml cannot be read", {})

@@ -41,14 +41,14 @@ def main(arguments: Sequence[str], console: Console) -> None:
 
 
 def write_report(folder: Path) -> Path:
-    """Writes report.html in one stroke, so that nobody opens half a page."""
+    """Writes report.html atomically, so that nobody opens half a page."""
     path = folder / "report.html"
     replace_text(path, render(folder))
     return path
 
 
 def report_on(folder: Path, say: Callable[[str], None]) -> None:
-    """The page at the end of a run, a sweep or a tune; a fault in it is told, and does not become theirs."""
+    """Writes the page at the end of a run, a sweep or a tune; if that fails, it warns and lets the run end well."""
     try:
         write_report(folder)
     except Exception as fault:  # the result stands; the command below shows the fault whole

@@ -18,7 +18,7 @@ UNSET = "not set"
 class Setting:
     key: str
     value: str
-    shipped: str | None  # where it is another
+    shipped: str | None  # the shipped value, where it differs
     varied: bool  # between the candidates
 
 

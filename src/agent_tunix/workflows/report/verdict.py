@@ -12,7 +12,7 @@ from agent_tunix.workflows.diagnosis.signs import reward_or_loss
 from agent_tunix.workflows.display import counted
 
 NAMED = 4  # candidates in one sentence
-ENDED = (*FINISHED, "rolled back")  # of a candidate: what it came to is all that it will come to
+ENDED = (*FINISHED, "rolled back")  # statuses of a candidate that will not change any more
 GOING = ("unfinished", "running", "waiting")
 LEADS = {"healthy": "Healthy", "undecided": "Undecided", "too short": "Too short to judge"}
 MOODS = {"healthy": "good", "ill": "bad"}

@@ -67,7 +67,7 @@ def best_yaml(s: Session, changed: Settings) -> str:
 
 
 def _of_schedule(cfg: TuneConfig) -> Record:
-    """What the user's schedule has otherwise than the file of its name."""
+    """The keys in which the user's schedule differs from the shipped file of its name."""
     shipped = OmegaConf.load(config_folder() / "scheduler" / f"{cfg.scheduler.scheduler_name}.yaml")
     own = cfg.scheduler.model_dump(mode="json")
     return {key: value for key, value in own.items() if value != OmegaConf.select(shipped, key)}
@@ -81,7 +81,7 @@ def starts(s: Session, found: Best) -> list[Accuracy]:
 
 
 def gained(before: Sequence[Accuracy], after: Sequence[Accuracy]) -> bool:
-    """Whether training did more than noise, as far as is known: over the seeds, or with each of them by itself.
+    """Whether training gained more than noise, as far as is known: over all seeds, or with each of them by itself.
 
     Two seeds that gain much, but not equally much, leave Student's interval for their mean too wide to say anything.
     """

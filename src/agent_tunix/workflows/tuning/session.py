@@ -1,7 +1,7 @@
 """What the stages of a search share: the run that all candidates are variants of, its rungs, the budget and the record.
 
-A candidate that an earlier stage has trained is not trained a second time: its folder is copied. What a folder says decides,
-so a search that was killed is gone on with by doing it again: runs that have come far enough are left as they are.
+A candidate that an earlier stage has trained is not trained a second time: its folder is copied. Decisions follow from the
+folders, so a search that was killed is continued by repeating it: runs that have come far enough are left as they are.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PACE = "0-pace"
 
 
 class EndedError(Exception):
-    """The search ends before its last stage: a person has stopped it, or there is no time or nothing left to go on with."""
+    """The search ends before its last stage: it was interrupted, its time is up, or no candidate is left."""
 
     def __init__(self, status: str, words: str):
         super().__init__(words)
@@ -59,7 +59,7 @@ class Trial:
         return next((accuracy for accuracy in run.accuracies() if accuracy.step == step), None)
 
     def measured(self, step: int) -> Accuracy | None:
-        """The same after training to there; None where it diverged on the way, and nothing else may be the reason."""
+        """As `accuracy`, after training to there; None only where the candidate diverged on the way."""
         found = self.accuracy(step)
         if found is None and results(self.job.folder)["status"] != "diverged":
             where = self.job.folder / "evals.jsonl"
@@ -97,7 +97,7 @@ class Session:
         return self.spent + time.monotonic() - self.began
 
     def write(self) -> None:
-        """Replaces tune.json in one stroke."""
+        """Replaces tune.json atomically."""
         self.record["seconds"] = round(self.seconds(), 1)
         replace_text(self.folder / "tune.json", json.dumps(self.record, indent=2) + "\n")
 

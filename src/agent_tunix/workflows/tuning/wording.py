@@ -50,7 +50,7 @@ def _against(one: Standing) -> str:
 
 
 def all_diverged(stage: Stage, history: Sequence[Sequence[Result]]) -> str:
-    """Of a stage that none has come through; those that were dropped before did not diverge."""
+    """For a stage in which every candidate that was kept diverged; those that were dropped before did not."""
     last = {result.value: result.accuracy for results in history for result in results}
     diverged, dropped = (", ".join(f"{v:g}" for v in sorted(last) if (last[v] is None) is gone) for gone in (True, False))
     if not dropped:

@@ -38,7 +38,7 @@ def test_a_sweep_is_read_without_the_jobs_that_cannot_be_and_says_so(tmp_path, c
     said = capsys.readouterr().out
     assert "a sweep of 3 jobs" in said
     assert "too short (unfinished after 0 updates)" in said
-    assert "not begun, or not to be read: 1, 2" in said
+    assert "not begun, or unreadable: 1, 2" in said
     assert "Best" not in said
     (tmp_path / "0" / "summary.json").write_text('{"status": "failed", "steps": 0, "fault": "The disk\\nis full."}')
     doctor.show(tmp_path, doctor.diagnose(tmp_path), Console(width=200))
