@@ -34,8 +34,8 @@ class ArchitectureSection(Section):
     num_kv_heads: Positive = Field(description="Key and value heads, each shared by num_heads / num_kv_heads query heads.")
     head_dim: Positive = Field(description="Width of one head.")
     hidden_dim: Positive = Field(description="Width of the feed-forward layer.")
-    sliding_window: Positive = Field(description="Tokens a local layer looks back, itself included.")
-    global_every: Positive = Field(description="Every how many layers one attends to everything.")
+    sliding_window: Positive = Field(description="Tokens that a local layer attends to, the newest included.")
+    global_every: Positive = Field(description="One layer in so many is global and attends to everything.")
     query_pre_attn_scalar: float = Field(gt=0, description="Attention scores are divided by its square root.")
     rope_local_base: float = Field(gt=0, description="RoPE base of local layers.")
     rope_global_base: float = Field(gt=0, description="RoPE base of global layers.")
@@ -47,15 +47,15 @@ class ArchitectureSection(Section):
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
         if self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim} is odd; RoPE turns pairs")
+            raise ValueError(f"head_dim={self.head_dim} is odd; RoPE rotates pairs")
         return self
 
 
 class GuidanceSection(Section):
     learning_rate: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=2, max_length=2)] = Field(
-        description="Rates that suit this model, from and to; outside of them a run warns."
+        description="Lowest and highest rate that suit this model; outside of them a run warns."
     )
-    prompts: Positive = Field(description="Prompts an update that the range was given for.")
+    prompts: Positive = Field(description="Prompts per update for which these rates hold.")
 
 
 class ModelSection(Section):
@@ -68,14 +68,14 @@ class ModelSection(Section):
     dtype: Literal["float32", "bfloat16"] = Field(description="Type in which the base weights are held and multiplied.")
     base_dtype: Literal["int8", "nf4"] | None = Field(
         default=None,
-        description="Hold the frozen matrices in 8 or 4 bits, which saves memory and moves logits; null: dtype.",
+        description="Hold the frozen matrices in 8 or 4 bits, which saves memory but changes logits; null: as dtype.",
     )
     lora_rank: int = Field(ge=0, description="Rank of the adapters; 0 trains all weights, with float32 masters.")
     lora_alpha: float = Field(gt=0, description="Adapters are scaled by lora_alpha / lora_rank.")
     lora_module_path: str = Field(
         description="Regular expression over Hugging Face module names; modules it finds are adapted."
     )
-    mesh_shape: list[Any] = Field(description="Devices as [[f,t],[fsdp,tp]]: f cut the batch, t cut the heads.")
+    mesh_shape: list[Any] = Field(description="Devices as [[f,t],[fsdp,tp]]: f split the batch, t the heads.")
     guidance: GuidanceSection = Field(description="What suits a model of this size.")
     architecture: ArchitectureSection = Field(description="Numbers of the architecture.")
 
@@ -97,7 +97,7 @@ class OptimizerSection(Section):
         description="Optimizer algorithm."
     )
     learning_rate: float = Field(gt=0, le=1, description="Peak step size; too high diverges, too low learns slowly.")
-    weight_decay: float = Field(ge=0, lt=1, description="Decoupled decay of weights, as a share of the learning rate.")
+    weight_decay: float = Field(ge=0, lt=1, description="An update shrinks weights by learning_rate * weight_decay.")
     betas: Annotated[list[Annotated[float, Field(ge=0, le=0.999999)]], Field(min_length=2, max_length=2)] = Field(
         description="Decay rates of the moving averages of the gradient and of its square."
     )
@@ -122,7 +122,7 @@ class SchedulerSection(Section):
     warmup_steps: Annotated[int, Field(ge=0)] | None = Field(description="Updates of warm-up; null: from warmup_ratio.")
     total_steps: Positive | None = Field(description="Update at which lr_min is reached; null: the last of the run.")
     lr_min: Annotated[float, Field(ge=0)] | None = Field(
-        default=None, description="Learning rate of the last update; all but constant."
+        default=None, description="Learning rate of the last update; all schedules but constant."
     )
     decay_ratio: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description="Last fraction of the updates, over which the rate falls to lr_min; wsd only."
@@ -145,12 +145,12 @@ class SchedulerSection(Section):
 
 
 class GrpoSection(Section):
-    num_generations: int = Field(ge=2, description="Completions a prompt; they are compared with each other.")
+    num_generations: int = Field(ge=2, description="Completions per prompt; they are compared with each other.")
     num_iterations: Positive = Field(description="Updates made from each batch of completions.")
     beta: float = Field(ge=0, description="Weight of the KL divergence from the base model; 0 saves the reference pass.")
     epsilon: float = Field(gt=0, lt=1, description="The probability ratio is clipped to 1 +- epsilon.")
     shuffle_advantages: bool = Field(
-        description="Control experiment: permute advantages within each group, which must teach nothing."
+        description="Control experiment: permute advantages within each group, so that nothing can be learnt."
     )
 
 
@@ -169,21 +169,21 @@ class TrainingSection(Section):
     init_from: str | None = Field(
         description="Folder of a run whose trained model, over its model.weights, this one starts from and is compared with."
     )
-    init_step: Positive | None = Field(default=None, description="The step of it to start from; null: its last.")
+    init_step: Positive | None = Field(default=None, description="Step of that run to start from; null: its last.")
     batch_size: Positive | None = Field(
-        description="Prompts an update; null: as micro_batch_size. More accumulates gradients."
+        description="Prompts per update; null: micro_batch_size. A larger batch accumulates gradients."
     )
     micro_batch_size: Positive = Field(
         description="Prompts whose completions go through the model at once; memory grows with it."
     )
-    num_batches: Positive | None = Field(description="Batches an epoch, at most what the data holds; null: all of it.")
+    num_batches: Positive | None = Field(description="Batches per epoch, at most what the data holds; null: all of it.")
     num_epochs: Positive = Field(description="Epochs; each takes its batches from the training split in a new order.")
     train_fraction: float = Field(
         gt=0, le=1, description="Share of the training data used; the rest is kept for validation."
     )
     eval_every_n_steps: Positive | None = Field(description="Updates between evaluations; null: only before and after.")
     save_interval_steps: Positive | None = Field(description="Updates between checkpoints; null: only the last.")
-    max_checkpoints_to_keep: Positive = Field(description="Older checkpoints are deleted.")
+    max_checkpoints_to_keep: Positive = Field(description="Checkpoints to keep; older ones are deleted.")
     on_divergence: Literal["stop", "rollback", "ignore"] = Field(
         description="When a loss, gradient or reward is not finite or KL explodes: stop; go back to the last checkpoint "
         "and on at a tenth of the rate; or drop the batch. Such an update never reaches the weights."
@@ -276,7 +276,7 @@ class EvaluateConfig(Config):
         description="Checkpoint to evaluate; null: the last; 0: before training."
     )
     num_passes: Positive = Field(
-        description="Completions drawn for each problem, for majority vote and pass@k; of greedy ones, one."
+        description="Completions drawn for each problem, for majority vote and pass@k; only one if greedy."
     )
     inference_config: InferenceSection
 
