@@ -1,4 +1,4 @@
-"""A reward function of one's own: shorter reasoning is better.
+"""A reward function of your own: shorter reasoning is better.
 
 cd examples
 python ../run_training.py +experiment=quick_test +reward.functions.brevity=brevity_reward.brevity +reward.weights.brevity=0.1

@@ -138,7 +138,7 @@ def test_a_tokenizer_that_is_not_the_models_own_is_refused(command, tmp_path, wo
     tokenizer.write_text(re.sub(rf'("{word}": )\d+', r"\g<1>4700", tokenizer.read_text()))
     outcome = command(*asked, "model=gemma3_tiny", "model.weights=model", "evaluation.num_examples=4")
     assert outcome.code == 2
-    assert "The tokenizer gives token 4700, and the model knows 47 tokens" in outcome.err
+    assert "The tokenizer gives token 4700, but the model knows 47 tokens" in outcome.err
     assert os.listdir(tmp_path) == ["model"]
 
 

@@ -109,7 +109,7 @@ def test_what_cannot_be_ramped_is_refused_and_nothing_is_written(command, tmp_pa
 def test_checkpoints_that_are_not_the_ramps_own_are_not_removed_with_them(command, tmp_path):
     (tmp_path / "out" / "checkpoints").mkdir(parents=True)
     outcome = command("lr-find", "model=gemma3_tiny", *SMALL)
-    assert (outcome.code, "out/checkpoints is there already" in outcome.err) == (2, True)
+    assert (outcome.code, "out/checkpoints exists, and a ramp deletes that folder" in outcome.err) == (2, True)
     assert (tmp_path / "out" / "checkpoints").exists()
 
 

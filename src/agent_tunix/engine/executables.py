@@ -45,7 +45,7 @@ def serve() -> bool:
 
 
 def place(function: Any, signature: str) -> Path | None:
-    """Where the executable of such a call is kept; None without a cache folder, or for a function defined in another."""
+    """Where the executable of such a call is kept; None without a cache folder, for local functions or if not `serve`."""
     folder, name = jax.config.values["jax_compilation_cache_dir"], f"{function.__module__}.{function.__qualname__}"
     if folder is None or "<locals>" in name or not serve():
         return None

@@ -64,9 +64,9 @@ def _join(launch: Launch) -> lifeline.Lifeline:
     interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)  # JAX waits where Python does not hear Ctrl-C
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is missing is said below
+            warnings.simplefilter("ignore")  # `_not_found` says what is missing
             if (port := _port_of_first(launch)) is not None:
-                _serve(port).close()  # raises if it is taken, of which JAX would abort
+                _serve(port).close()  # raises if the port is taken, where JAX would abort
             jax.distributed.initialize(
                 *(launch.coordinator, launch.processes, launch.process),
                 cluster_detection_method="deactivate" if launch.coordinator else None,

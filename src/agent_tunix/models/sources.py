@@ -1,4 +1,4 @@
-"""Where weights come from: what `model.weights` means, and what to do when the weights cannot be had."""
+"""Where weights come from: what `model.weights` means, and what to do when the weights cannot be found or downloaded."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def find_checkpoint(source: str) -> Path:
 
 
 def is_remote(source: str) -> bool:
-    """Whether it names weights that are not here but may be had, from Kaggle or from a repository of the hub."""
+    """Whether it names weights to be downloaded, from Kaggle or from a repository of the hub."""
     path = Path(os.path.expanduser(source))
     named = REPOSITORY.fullmatch(source) is not None and path.suffix != ".gguf"
     return source.startswith(KAGGLE) or (named and not path.exists())

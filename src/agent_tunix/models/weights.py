@@ -165,7 +165,7 @@ def _write(stack: Matrix, layer: int, tensor: jax.Array, base_dtype: BaseDtype |
 
 
 def _not_finite(weights: Weights) -> list[str]:
-    """The names of tensors that have other than finite numbers."""
+    """The names of tensors with numbers that are not finite."""
     good = jax.device_get(finite(weights))
     by_name = {EMBEDDING: good.embed_VD, FINAL_NORM: good.final_norm_D}
     for field in STACKED:

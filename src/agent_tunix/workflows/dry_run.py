@@ -85,7 +85,7 @@ def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]
         return len(rows), longest, ["the tokenizer is not here: prompts that are too long are counted too"]
     except UserError as fault:
         here = cfg.data.path is None or os.path.exists(os.path.expanduser(cfg.data.path))
-        if cfg.training.num_batches is None or here:  # what is here and cannot be read is to be mended
+        if cfg.training.num_batches is None or here:  # data that is here but unreadable must be mended
             raise
         why = str(fault).splitlines()[0]
         return None, longest, [f"the data is out of reach, so training.num_batches is assumed to be right ({why})"]

@@ -233,7 +233,7 @@ def _lacks_report(folder: Path) -> bool:
 
 
 def _unfinished(job: Job) -> bool:
-    """Whether a job is still to be run or to be gone on with; refuses the folder of another run."""
+    """Whether a job is still to be run or continued; refuses the folder of another run."""
     if not (file := job.folder / "config.yaml").exists():
         return True
     if validate(read_config(file), Config, str(file)) != job.cfg:

@@ -64,7 +64,7 @@ def _in_folder(cfg: TuneConfig, folder: Path, console: Console, overrides: Seque
 
 
 def check(cfg: TuneConfig, folder: Path) -> Record:
-    """Refuses what cannot be tuned; returns the record of the search that is to be gone on with, or an empty one."""
+    """Refuses what cannot be tuned; returns the record of the search to be continued, or an empty one."""
     if cfg.dry_run or cfg.training.resume:
         raise UserError("tune makes runs of its own: it takes neither dry_run nor training.resume.")
     setup.refuse_others(folder, "tune.json")

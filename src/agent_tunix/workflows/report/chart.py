@@ -129,7 +129,7 @@ def trend_of(points: Sequence[Point], stretches: int) -> list[Point]:
 
 
 def thinned(charts: Iterable[Chart], most: int) -> list[Chart]:
-    """Charts with thinner lines, and with trends. What has a note for every point is left: it has one point a candidate."""
+    """Charts with thinner lines, and with trends. A series with notes is left as it is: it has one point per candidate."""
 
     def thinner(series: Series, noisy: bool) -> Series:
         long = noisy and len(series.points) >= LONG

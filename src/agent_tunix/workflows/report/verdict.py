@@ -1,4 +1,4 @@
-"""What is said first: one sentence on a run or a sweep that a person who was not there understands."""
+"""The verdict on a run or a sweep, which comes first: a sentence that a person who was not there understands."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from agent_tunix.workflows.tuning.stages import LR_MIN, RATE, Settings, candidat
 
 HEAD = """# @package _global_
 # Found by agent-tunix tune. {verdict}
-# In conf/experiment/best.yaml it is +experiment=best, and beside another '+experiment=[quick_test,best]';
-# in conf/optimizer/best.yaml it is optimizer=best, beside which an experiment that sets a rate itself overrules it.
+# Save it as conf/experiment/best.yaml for +experiment=best, or with another experiment '+experiment=[quick_test,best]';
+# or as conf/optimizer/best.yaml for optimizer=best, which an experiment that sets a rate itself overrules.
 """
 
 
