@@ -22,7 +22,7 @@ from rich.console import Console
 from agent_tunix.config import composition, folders, load
 from agent_tunix.config.continuation import anchored, resumed
 from agent_tunix.config.launch import Launch, launched
-from agent_tunix.config.load import C, config_folder, did_you_mean, hydra_arguments, validate
+from agent_tunix.config.load import C, did_you_mean, hydra_arguments, search_path, validate
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
 from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 from agent_tunix.engine import lifeline
@@ -246,7 +246,8 @@ def _one_process(launch: Launch) -> str:
 def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> None:
     """Has Hydra make the configuration and runs the task; a user's mistake ends in its message and exit code 2."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us as they are; what is shown is decided below
-    sys.argv[1:] = hydra_arguments(sys.argv[1:])
+    first, *more = search_path(sys.argv[1:])
+    sys.argv[1:] = hydra_arguments(sys.argv[1:], *more)
 
     def job(composed: DictConfig) -> float | None:
         of_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
@@ -264,7 +265,7 @@ def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> No
                 folders.remove_unused()  # here too: one of several processes may end without coming back
 
     try:
-        hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=config_name)(job)()
+        hydra.main(version_base="1.3", config_path=str(first), config_name=config_name)(job)()
     except Exception as mistake:
         if (said := composition.answer(mistake, sys.argv)) is None:
             raise

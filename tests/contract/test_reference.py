@@ -110,10 +110,12 @@ def test_adamw_and_warmup_cosine_hold_exactly_the_keys_and_values_of_the_referen
         assert OmegaConf.load(REPOSITORY / "conf" / path) == OmegaConf.create(block)
 
 
-def test_a_users_own_strategy_is_found_in_the_working_directory(command, tmp_path):
-    own = tmp_path / "conf" / "optimizer" / "mine.yaml"
+@pytest.mark.parametrize("name", ["mine", "custom"])
+def test_a_users_own_strategy_is_found_in_the_working_directory(name, command, tmp_path):
+    """Also one that has the name of a shipped one, as the reference's own has."""
+    own = tmp_path / "conf" / "optimizer" / f"{name}.yaml"
     own.parent.mkdir(parents=True)
     own.write_text((REPOSITORY / "conf" / "optimizer" / "custom.yaml").read_text().replace("5e-6", "7e-6"))
-    outcome = command("train", "optimizer=mine", *SMALL, "hydra.run.dir=out")
+    outcome = command("train", f"optimizer={name}", *SMALL, "hydra.run.dir=out")
     assert outcome.code == 0, outcome.err
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["optimizer"]["learning_rate"] == 7e-6

@@ -32,15 +32,23 @@ def config_folder() -> Path:
     return checkout if checkout.is_dir() else package / "conf"
 
 
-def hydra_arguments(given: list[str]) -> list[str]:
-    """The command line as Hydra takes it: options first, a user's own `conf` folder on the search path."""
+def search_path(given: list[str]) -> list[Path]:
+    """Where YAML files are looked for, first to last: a user's own `conf` before the shipped files, so that it wins.
+
+    A folder that has a config.yaml belongs to another program, and comes last. With --config-dir there is that one instead.
+    """
+    own, shipped = Path("conf").resolve(), config_folder()
+    if not own.is_dir() or own == shipped or any(argument.startswith(("--config-dir", "-cd")) for argument in given):
+        return [shipped]
+    return [shipped, own] if (own / "config.yaml").exists() else [own, shipped]
+
+
+def hydra_arguments(given: list[str], *more: Path) -> list[str]:
+    """The command line as Hydra takes it: options first, and a second folder to be searched."""
     multirun = [argument for argument in given if argument in ("--multirun", "-m")]
     arguments = [_lenient(argument) for argument in given if argument not in multirun]
     arguments = multirun + sorted(arguments, key=lambda argument: "=" in argument and not argument.startswith("-"))
-    own = Path("conf").resolve()
-    if own.is_dir() and own != config_folder() and not any(a.startswith(("--config-dir", "-cd")) for a in given):
-        arguments = ["--config-dir", str(own), *arguments]
-    return arguments
+    return [*(part for folder in more for part in ("--config-dir", str(folder))), *arguments]
 
 
 def _lenient(argument: str) -> str:

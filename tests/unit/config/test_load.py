@@ -11,6 +11,7 @@ from agent_tunix.config.load import (
     hydra_arguments,
     keys,
     read_config,
+    search_path,
     validate,
     validate_all,
 )
@@ -232,3 +233,16 @@ def test_the_faults_of_several_jobs_are_told_together_and_once(composed):
         "  optimizer.learning_rate=-2: must be greater than 0",
     ]
     assert [cfg.optimizer.eps for cfg in validate_all([job(1e-5, 1e-8), job(1e-5, 1e-7)], Config)] == [1e-8, 1e-7]
+
+
+def test_a_users_own_folder_is_searched_first_unless_it_is_another_programs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shipped, own = config_folder(), tmp_path.resolve() / "conf"
+    assert search_path([]) == [shipped]
+    own.mkdir()
+    assert search_path([]) == [own, shipped]
+    assert search_path(["--config-dir=elsewhere"]) == [shipped]
+    (own / "config.yaml").touch()
+    assert search_path([]) == [shipped, own]
+    monkeypatch.chdir(shipped.parent)
+    assert search_path([]) == [shipped]
