@@ -12,7 +12,7 @@ import abc
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from jax.typing import ArrayLike
 
 from agent_tunix.algorithm.loss import LossStats
 from agent_tunix.algorithm.optimizers import Hyperparameters
-from agent_tunix.engine import ahead, compiler, processes
+from agent_tunix.engine import ahead, compiler
 from agent_tunix.engine.ahead import Program
 from agent_tunix.engine.batch import cut_to, widened
 from agent_tunix.engine.rollout import Draw, Sampling, sample
@@ -33,7 +33,7 @@ from agent_tunix.models import gemma3, lora
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters, Trainable
 from agent_tunix.models.mesh import on_mesh_of
-from agent_tunix.types import Batch, TrainState
+from agent_tunix.types import Batch, Rollouts, TrainState
 
 
 class DeviceRequest(abc.ABC):
@@ -81,6 +81,12 @@ class Sample(DeviceRequest):
         first = requests[0]
         static = {"arch": first.arch, "sampling": first.sampling}
         return Program(sample, (first.weights, tuple(r.draw for r in requests)), static)
+
+    @classmethod
+    def answer(cls, requests: Sequence[Sample]) -> Sequence[Rollouts]:
+        found = super().answer(requests)
+        _send_to_host([(rollouts.tokens_BC, rollouts.mask_BC, rollouts.ended_B) for rollouts in found])
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,39 +217,9 @@ class Foresight:
         return [None] * len(foresights)
 
 
-@dataclasses.dataclass(frozen=True)
-class Fetch:
-    """Asks for arrays on the host. It is a request so that no run waits before all have done their work on the host.
-
-    They are not sent earlier: copies are made one after another, and what a run copies meanwhile would wait for these.
-    """
-
-    arrays: Any
-    kind = ("fetch",)
-
-    @staticmethod
-    def answer(fetches: Sequence[Fetch]) -> Sequence[Any]:
-        _send_to_host([fetch.arrays for fetch in fetches])
-        return [jax.tree.map(processes.whole, fetch.arrays) for fetch in fetches]
-
-
-Request = Sample | Reference | Update | Foresight | Fetch
+Request = Sample | Reference | Update | Foresight
 Result = TypeVar("Result")
 Conversation = Generator[Request, Any, Result]
-
-
-def beside(run: Conversation[Result], action: Callable[[], None]) -> Conversation[Result]:
-    """The run, with an action as soon as its first request has been given to the device, or has failed."""
-    request = next(run)
-    try:
-        answer = yield request
-    finally:
-        action()
-    try:
-        while True:
-            answer = yield run.send(answer)
-    except StopIteration as end:
-        return end.value
 
 
 def alone(run: Conversation[Result]) -> Result:

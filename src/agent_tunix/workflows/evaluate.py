@@ -25,8 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from agent_tunix.config.schema import Config, EvaluateConfig
+from agent_tunix.engine import processes
 from agent_tunix.engine.metrics import Record, run_folder
-from agent_tunix.engine.population import Conversation, Fetch, Sample, alone
+from agent_tunix.engine.population import Conversation, Sample, alone
 from agent_tunix.engine.rng import Purpose, step_key
 from agent_tunix.engine.rollout import Draw, Sampling
 from agent_tunix.errors import UserError
@@ -60,7 +61,7 @@ def complete(
         prompts = setup.pad_prompts(full, width, model)
         draw = Draw(adapters, prompts, jax.random.fold_in(key, index), temperature)
         drawn = yield Sample(weights, draw, model.arch, sampling)
-        decoded = [model.tokenizer.decode(row) for row in (yield Fetch(drawn.tokens_BC))]
+        decoded = [model.tokenizer.decode(row) for row in processes.whole(drawn.tokens_BC)]
         G = sampling.num_generations
         texts += [decoded[i * G : (i + 1) * G] for i in range(len(batch))]
     return texts

@@ -14,7 +14,7 @@ from agent_tunix.config.schema import Config
 from agent_tunix.engine import processes
 from agent_tunix.engine.batch import bucket, score, trim, unscored, with_advantages
 from agent_tunix.engine.metrics import Clock, Record, reward_record, sample_records
-from agent_tunix.engine.population import Conversation, Fetch, Reference, Sample, Update
+from agent_tunix.engine.population import Conversation, Reference, Sample, Update
 from agent_tunix.engine.rng import Purpose, step_key
 from agent_tunix.engine.rollout import Draw, Sampling
 from agent_tunix.errors import UserError
@@ -77,12 +77,9 @@ def _rollouts(
 ) -> Conversation[Gathered]:
     weights, adapters = policy(r.model.weights, state.trainable)
     draw = Draw(adapters, prompts, r.key(index, Purpose.ROLLOUT), r.cfg.generation.temperature)
-    rollouts = yield Sample(weights, draw, r.model.arch, r.sampling)
+    rollouts, lengths_B = trim((yield Sample(weights, draw, r.model.arch, r.sampling)))
     # All that the host needs is fetched before the device is given more work, which a copy would have to wait for.
-    mask_BC, ended_B = yield Fetch((rollouts.mask_BC, rollouts.ended_B))
-    lengths_B = mask_BC.sum(axis=1)
-    rollouts = trim(rollouts, lengths_B)
-    ids = processes.own_rows(rollouts.tokens_BC)
+    ids, ended_B = processes.own_rows(rollouts.tokens_BC), processes.whole(rollouts.ended_B)
     clock.lap("time/rollout")
     mesh = r.model.mesh
     batch = unscored(prompts, rollouts, mesh)

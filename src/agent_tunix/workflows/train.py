@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -32,7 +31,7 @@ from agent_tunix.engine.metrics import (
     run_folder,
     update_record,
 )
-from agent_tunix.engine.population import Conversation, Foresight, alone, beside
+from agent_tunix.engine.population import Conversation, Foresight, alone
 from agent_tunix.engine.rng import Purpose
 from agent_tunix.engine.update import evaluation_trainable
 from agent_tunix.errors import DivergenceError
@@ -140,12 +139,10 @@ def _in_folder(
     try:
         before = yield from evaluate_policy(r, fresh, desk)
         state, progress = yield from train_loop(r, state, progress, desk)
-        save = partial(checkpoints.save, state, progress)
+        checkpoints.save(state, progress)
         completed, paused = progress.position == r.plan.total_batches, pause(int(state.step))
         if completed or paused:
-            after = yield from beside(evaluate_policy(r, state, desk), save)
-        else:
-            save()
+            after = yield from evaluate_policy(r, state, desk)
         checkpoints.settle()
         status = "completed" if completed else "paused" if paused else "interrupted"
     except Exception as error:

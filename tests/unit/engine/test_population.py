@@ -9,7 +9,7 @@ import pytest
 
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine.batch import widened
-from agent_tunix.engine.population import Fetch, Reference, Sample, Update, alone, beside, together
+from agent_tunix.engine.population import Reference, Sample, Update, alone, together
 from agent_tunix.engine.rollout import Sampling
 from agent_tunix.engine.update import init_state
 from agent_tunix.errors import DivergenceError, UserError
@@ -88,35 +88,10 @@ def test_a_run_out_of_step_falls_in_again():
     assert len(log) == 4, "two calls of the others, one of the stray kind, one square left"
 
 
-def test_what_is_done_beside_a_run_is_done_by_all_before_any_waits_for_the_device():
-    log: list = []
-
-    def evaluating(number):
-        log.append(f"evaluates {(yield Square(number, [])) + (yield Other(number, log))}")
-        twice, ended = yield Fetch((jnp.full(2, number), jnp.array(number)))
-        return [*twice.tolist(), ended.item()]
-
-    runs = [beside(evaluating(number), lambda number=number: log.append(f"saves {number}")) for number in (1, 2)]
-    assert together(runs) == [[1, 1, 1], [2, 2, 2]]
-    assert log == ["saves 1", "saves 2", [1, 2], "evaluates 2", "evaluates 8"]
-
-
 class Broken(Square):
     @staticmethod
     def answer(requests):
         raise MemoryError
-
-
-def test_what_is_done_beside_a_run_is_done_where_the_device_fails_too():
-    done: list = []
-
-    def evaluating():
-        yield Broken(1, [])
-
-    for answered in (alone, lambda run: together([run])):
-        with pytest.raises(MemoryError):
-            answered(beside(evaluating(), lambda: done.append("saved")))
-    assert done == ["saved", "saved"]
 
 
 def test_a_run_alone_hears_of_what_has_ended_it():

@@ -13,7 +13,7 @@ from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine import ahead
 from agent_tunix.engine.metrics import Clock
-from agent_tunix.engine.population import Fetch, Foresight, Reference, Sample, together
+from agent_tunix.engine.population import Foresight, Reference, Sample, together
 from agent_tunix.engine.rng import Purpose
 from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.types import Rollouts
@@ -58,19 +58,11 @@ def rollouts() -> Rollouts:
     return Rollouts(jnp.full(shape, 7, jnp.int32), jnp.ones(shape, bool), logprobs_BC, jnp.zeros(shape[0], bool))
 
 
-def sampled(asking) -> Fetch:
-    """Answers the request for completions; returns that for what the host needs of them."""
-    assert isinstance(next(asking), Sample)
-    request = asking.send(rollouts())
-    assert isinstance(request, Fetch)
-    return request
-
-
 def test_the_reference_is_asked_for_before_the_host_scores():
     scorer = Watched()
     asking = conversation(scorer, "grpo.beta=0.1")
-    fetch = sampled(asking)
-    request = asking.send(*Fetch.answer([fetch]))
+    assert isinstance(next(asking), Sample)
+    request = asking.send(rollouts())
     assert isinstance(request, Reference)
     assert not scorer.asked
     logprobs_BC = jnp.full(request.batch.tokens_BC.shape, -3.0)
@@ -82,7 +74,8 @@ def test_the_reference_is_asked_for_before_the_host_scores():
 
 def test_without_kl_no_reference_is_asked_for():
     asking = conversation(Watched(), "grpo.beta=0")
-    assert _end(asking, *Fetch.answer([sampled(asking)])).batch.reference_logprobs_BC is None
+    next(asking)
+    assert _end(asking, rollouts()).batch.reference_logprobs_BC is None
 
 
 @pytest.mark.parametrize("members", [1, 2])
