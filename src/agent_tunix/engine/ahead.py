@@ -58,24 +58,23 @@ def serves() -> bool:
 
 
 def begin(program: Program, context: Callable[[], AbstractContextManager]) -> None:
-    """Prepares a program in a thread of its own. Programs that must be traced are traced in `context`, one after another."""
+    """Prepares a program in a thread of its own. Those that no earlier process kept are traced in `context`, one by one."""
     if not serves() or (signature := program.signature()) in _under_way or signature in _ready:
         return
     sys.setswitchinterval(HANDOVER)  # the run reads weights meanwhile, and asks for the lock hundreds of times
 
-    def kept_or_traced() -> jax.stages.Compiled | jax.stages.Lowered:
-        if found := kept.result():
-            return found
+    def traced_unless_kept() -> Any:
+        if kept.result():
+            return None
         with context():
             return program.lower()
 
     def finish() -> None:
-        found = traced.result()
-        _ready[signature] = program.compile(found) if isinstance(found, jax.stages.Lowered) else found
+        _ready[signature] = kept.result() or program.compile(traced.result())
 
     own = concurrent.futures.ThreadPoolExecutor(1)
     kept = own.submit(program.kept)
-    traced = _tracer.submit(kept_or_traced)
+    traced = _tracer.submit(traced_unless_kept)
     _under_way[signature] = soon = own.submit(finish)
     soon.add_done_callback(lambda _: _under_way.pop(signature, None))
     own.shutdown(wait=False)

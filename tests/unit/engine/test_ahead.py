@@ -107,6 +107,23 @@ def test_programs_are_traced_in_the_order_they_were_begun(compiled, monkeypatch)
     assert traced == [1, 2, 3]
 
 
+def test_a_program_that_was_kept_does_not_wait_for_one_that_is_traced(compiled, monkeypatch):
+    doubled, tripled, may_trace = times(2), times(3), threading.Event()
+    found = doubled.lower(shape(5)).compile()
+    monkeypatch.setattr(ahead.executables, "load", lambda _, arguments: found if arguments[0].shape == (5,) else None)
+
+    @contextmanager
+    def held_up():
+        assert may_trace.wait(60)
+        yield
+
+    ahead.begin(Program(tripled, (shape(7),), {}), held_up)
+    ahead.begin(Program(doubled, (shape(5),), {}), held_up)
+    assert ahead.run(Program(doubled, (jnp.ones(5),), {})).sum() == 10
+    may_trace.set()
+    assert ahead.run(Program(tripled, (jnp.ones(7),), {})).sum() == 21
+
+
 def test_a_fault_comes_up_in_the_call(compiled):
     @jax.jit
     def faulty(x):
