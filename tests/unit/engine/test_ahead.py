@@ -119,8 +119,12 @@ def test_a_program_that_was_kept_does_not_wait_for_one_that_is_traced(compiled, 
 
     ahead.begin(Program(tripled, (shape(7),), {}), held_up)
     ahead.begin(Program(doubled, (shape(5),), {}), held_up)
-    assert ahead.run(Program(doubled, (jnp.ones(5),), {})).sum() == 10
-    may_trace.set()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        call = pool.submit(ahead.run, Program(doubled, (jnp.ones(5),), {}))
+        ready = concurrent.futures.wait([call], timeout=20).done
+        may_trace.set()
+    assert ready
+    assert call.result().sum() == 10
     assert ahead.run(Program(tripled, (jnp.ones(7),), {})).sum() == 21
 
 
