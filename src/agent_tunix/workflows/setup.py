@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import math
 import os
 import threading
@@ -91,6 +92,7 @@ def start_device() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     threading.Thread(target=executables.make_room, args=(cache,)).start()  # of thousands of files, it takes a while
     device.wake()
+    gc.freeze()  # what is imported stays: to look for garbage in it again and again is a tenth of all tracing
 
 
 def saved_config(folder: str, key: str) -> Config:
