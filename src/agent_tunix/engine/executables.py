@@ -15,7 +15,10 @@ import functools
 import hashlib
 import os
 import pickle
+import re
 import threading
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ SOURCES = ("*.py", "*.cu", "*.cuh")
 ROOM = 2 * 2**30  # bytes that the cache folder may take
 FLAGS = ("XLA_FLAGS", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")  # memory too decides what is compiled
 FOUND = "/jax/compilation_cache/cache_hits"
+UNREADABLE = re.compile(r"Error reading persistent compilation cache entry for '(\w+)'")
 _this_thread = threading.local()
 
 
@@ -97,6 +101,24 @@ def _save(path: Path, compiled: jax.stages.Compiled) -> None:
     except Exception:  # a full disk, or a device whose executables cannot be written, which each says in its own way
         with contextlib.suppress(OSError):
             half.unlink(missing_ok=True)
+
+
+def mend_cache() -> None:
+    """Has entries of JAX's own cache deleted that it cannot read, so that it writes them again.
+
+    It writes them in place. A kill or a full disk leaves half of one, which JAX would keep and warn of at every start.
+    """
+    if getattr(warnings.showwarning, "func", None) is not _mended:
+        warnings.showwarning = functools.partial(_mended, warnings.showwarning)
+
+
+def _mended(show: Callable[..., None], message: Any, *more: Any) -> None:
+    folder, found = jax.config.values["jax_compilation_cache_dir"], UNREADABLE.match(str(message))
+    if folder is None or found is None:
+        return show(message, *more)
+    with contextlib.suppress(OSError):  # another process deletes as well, or nobody may
+        for path in Path(folder).glob(f"{found[1]}-*-cache"):
+            path.unlink()
 
 
 def make_room(folder: Path) -> None:

@@ -90,6 +90,7 @@ def start_device() -> None:
     jax.config.update("jax_compilation_cache_dir", str(cache))
     # Small ones too: a start has dozens, each a tenth of a second to compile on a GPU and a hundredth to read.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    executables.mend_cache()
     threading.Thread(target=executables.make_room, args=(cache,)).start()  # of thousands of files, it takes a while
     device.wake()
     gc.freeze()  # what is imported stays: to look for garbage in it again and again is a tenth of all tracing

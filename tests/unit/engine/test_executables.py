@@ -224,6 +224,34 @@ for _ in range(2):
     assert ran.stdout.split() == ["False", "True"]
 
 
+@pytest.mark.parametrize("size", [0, 100])
+def test_what_jax_has_half_written_to_its_own_cache_is_written_again(tmp_path, size):
+    """JAX alone would warn of it at every start, and never replace it."""
+    program = """
+import sys, jax
+from pathlib import Path
+from agent_tunix.engine import executables
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+executables.mend_cache()
+executables.mend_cache()
+for _ in range(2):
+    jax.jit(jax.numpy.sin).lower(1.0).compile()
+    (path,) = Path(sys.argv[1]).glob("jit_sin-*-cache")
+    print(path.stat().st_size)
+    path.write_bytes(path.read_bytes()[: int(sys.argv[2])])
+    jax.clear_caches()
+import warnings; warnings.warn("of another kind")
+"""
+    asked = [sys.executable, "-c", program, str(tmp_path), str(size)]
+    ran = subprocess.run(asked, capture_output=True, text=True, check=True)
+    first, second = map(int, ran.stdout.split())
+    assert second > first // 2 > size  # they differ by the digits of the seconds it took
+    assert "of another kind" in ran.stderr
+    assert "compilation cache" not in ran.stderr
+
+
 def test_a_function_without_a_name_of_its_own_is_not_kept(cache):
     for factor in (2, 3):
         scaled = jax.jit(lambda x, factor=factor: factor * x)
