@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from typing import Any
 
 GOING_ON = "Continue a run with training.resume=<folder>, a sweep or a search with the same command and folder."
@@ -52,7 +53,7 @@ def mistake_of(fault: BaseException) -> UserError | None:
             "(training.micro_batch_size=1, evaluation.batch_size), as do fewer completions (grpo.num_generations), shorter\n"
             "ones (generation.max_generation_steps) and a smaller base (model.base_dtype=int8 or nf4)."
         )
-    return None
+    return _of_device(fault)
 
 
 def insist_on_interrupts() -> None:
@@ -66,6 +67,19 @@ def insist_on_interrupts() -> None:
             threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
 
     sys.unraisablehook = unless_interrupt
+
+
+def _of_device(fault: BaseException) -> UserError | None:
+    """JAX may say nothing where it sees no device of a kind that JAX_PLATFORMS asks for; it is known by where it stops."""
+    modules = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(fault.__traceback__)]
+    if not isinstance(fault, RuntimeError | AssertionError) or modules[-1:] != ["jax._src.xla_bridge"]:
+        return None
+    asked = f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"
+    return UserError(
+        f"No device can be started: {str(fault).splitlines()[0] if str(fault) else f'JAX sees none for {asked}'}\n"
+        "Check the driver (nvidia-smi) and that JAX was installed for it, as in pip install 'jax[cuda13]'; "
+        "JAX_PLATFORMS=cpu runs without one."
+    )
 
 
 def _of_files(fault: OSError) -> UserError | None:

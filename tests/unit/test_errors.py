@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -43,3 +45,16 @@ def test_what_memory_cannot_hold_says_how_to_need_less():
         assert message.startswith("There is not enough memory: ")
         assert "agent-tunix plan" in message
         assert "\nTraceback" not in message
+
+
+@pytest.mark.parametrize(("platforms", "why"), [("cuda", "cuda"), ("gpus", "'gpus' is not in the list")])
+def test_a_device_that_is_not_there_says_which_and_what_to_do(platforms, why):
+    """In a process of its own, as JAX starts its devices only once; a GPU is hidden where there is one."""
+    program = "import jax; from agent_tunix import cli\nwith cli.answering(): jax.devices()"
+    hidden = {"JAX_PLATFORMS": platforms, "CUDA_VISIBLE_DEVICES": ""}
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, **hidden})
+    assert ran.returncode == 2
+    assert "No device can be started: " in ran.stderr
+    assert why in ran.stderr
+    assert "JAX_PLATFORMS=cpu" in ran.stderr
+    assert "Traceback" not in ran.stderr

@@ -10,14 +10,14 @@ import pytest
 from agent_tunix.engine import device
 
 
-@pytest.mark.parametrize("there", [True, False], ids=["there", "not there"])
-def test_waking_a_device(monkeypatch, there):
+@pytest.mark.parametrize("fault", [None, RuntimeError("no CUDA devices found"), AssertionError()], ids=type)
+def test_waking_a_device(monkeypatch, fault):
     touched, faults = threading.Event(), []
 
     def copy(value):
         touched.set()
-        if not there:
-            raise RuntimeError("no CUDA devices found")
+        if fault is not None:
+            raise fault
 
     monkeypatch.setattr(jax, "device_put", copy)
     monkeypatch.setattr(threading, "excepthook", faults.append)
