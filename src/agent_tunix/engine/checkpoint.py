@@ -49,7 +49,9 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int | None = None):
         """Makes the folder and keeps the last `keep` checkpoints; with None they are only read."""
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, read_only=keep is None)
+        # Made in the background, a folder that cannot be made keeps orbax's threads waiting, and Python for them.
+        at_once = ocp.AsyncOptions(create_directories_asynchronously=False)
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, read_only=keep is None, async_options=at_once)
         self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
 
     def steps(self) -> list[int]:

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import jax
@@ -132,6 +133,17 @@ except OSError as fault:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == errno.EFBIG, done.stderr
     assert "Traceback" not in done.stderr, "of orbax's other writers, which nobody waits for any more"
+
+
+def test_a_folder_that_cannot_be_made_is_told_and_leaves_nobody_waiting_for_it(tmp_path):
+    """Orbax's threads would wait for it five minutes, and keep Python from ending, which has said why it ends."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints").write_text("in the way")
+    with pytest.raises(NotADirectoryError):
+        checkpoints.save(state_at(1), Progress())
+    assert not [thread for thread in threading.enumerate() if type(thread).__module__.startswith("orbax.")]
+    checkpoints.close()
 
 
 def test_an_empty_folder_and_an_unknown_step_say_so(checkpoints):
