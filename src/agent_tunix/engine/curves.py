@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 CASTAGNOLI = 0x82F63B78  # the polynomial of CRC-32C, its bits reversed
+NAME = "events.out.tfevents."  # followed by the time; TensorBoard reads files in the order of their names
 VERSION = b"brain.Event:2"  # from this version on, the start of a session makes TensorBoard drop later steps
 
 
@@ -22,7 +23,7 @@ class CurveFile:
 
     def __init__(self, folder: Path):
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = open(folder / f"events.out.tfevents.{time.time():.6f}", "wb")  # noqa: SIM115
+        self._file = open(folder / _next_name(folder), "wb")  # noqa: SIM115
         self._write(_field(3, VERSION))
 
     def forget(self, step: int) -> None:
@@ -42,6 +43,13 @@ class CurveFile:
         length = struct.pack("<Q", len(event))
         self._file.write(length + _check(length) + event + _check(event))
         self._file.flush()
+
+
+def _next_name(folder: Path) -> str:
+    """One that comes after those of the folder, also where the clock was set back since they were begun."""
+    last = max((path.name for path in folder.glob(f"{NAME}*")), default="")
+    name = f"{NAME}{time.time():.6f}"
+    return name if name > last else f"{last}.1"
 
 
 def _field(number: int, content: bytes) -> bytes:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tensorboardX.crc32c import crc32c
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
+from agent_tunix.engine import curves as module
 from agent_tunix.engine.curves import CurveFile
 
 
@@ -67,3 +68,11 @@ def test_every_record_is_on_disk_at_once_and_the_newest_file_comes_last(tmp_path
     assert older[1].wall_time == pytest.approx(newer[2].wall_time, abs=60)
     first.close()
     second.close()
+
+
+def test_the_newest_file_comes_last_also_where_the_clock_was_set_back(tmp_path, monkeypatch):
+    """TensorBoard would read it before the older ones, whose steps it is to replace."""
+    for step, now in enumerate((2000.0, 1000.0, 1000.0, 3000.0)):
+        monkeypatch.setattr(module.time, "time", lambda now=now: now)
+        CurveFile(tmp_path).forget(step)
+    assert [events_in(path)[1].step for path in sorted(tmp_path.iterdir())] == [0, 1, 2, 3]
