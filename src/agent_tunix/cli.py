@@ -26,7 +26,7 @@ from agent_tunix.config.load import C, did_you_mean, hydra_arguments, search_pat
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
 from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 from agent_tunix.engine import lifeline
-from agent_tunix.errors import DivergenceError, StoppedError, UserError, insist_on_interrupts, mistake_of
+from agent_tunix.errors import DivergenceError, StoppedError, UserError, insist_on_interrupts, interrupts_put_off, mistake_of
 
 console = Console(highlight=False, markup=False, emoji=False)  # text is shown as it is: much of it is the user's
 
@@ -253,6 +253,8 @@ def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> No
         of_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
         with answering():  # here too: Hydra would print the overrides before it passes a mistake on
             try:
+                with interrupts_put_off():
+                    import jax  # noqa: F401 (which every task is about to)
                 return task(composed)
             except DivergenceError as fault:
                 if not of_sweep:

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 GOING_ON = "Continue a run with training.resume=<folder>, a sweep or a search with the same command and folder."
@@ -67,6 +68,19 @@ def insist_on_interrupts() -> None:
             threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
 
     sys.unraisablehook = unless_interrupt
+
+
+@contextlib.contextmanager
+def interrupts_put_off() -> Iterator[None]:
+    """A Ctrl-C comes when this is over. One that stops an extension as it is loaded, as JAX's, takes Python down with it."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _of_device(fault: BaseException) -> UserError | None:

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from agent_tunix.config import folders
-from agent_tunix.errors import UserError
+from agent_tunix.errors import UserError, interrupts_put_off
 
 LAUNCHER = {"_target_": "hydra_plugins.fused_launcher.FusedLauncher", "fuse": "auto"}
 ConfigStore.instance().store(group="hydra/launcher", name="fused", node=LAUNCHER, provider="agent-tunix")
@@ -41,7 +41,8 @@ class FusedLauncher(BasicLauncher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         hydra_context.config_loader = _Composer(hydra_context.config_loader)  # type: ignore[assignment]
         super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
-        from agent_tunix.engine import device
+        with interrupts_put_off():
+            from agent_tunix.engine import device
 
         device.wake()  # while Hydra composes
 
