@@ -72,7 +72,13 @@ def insist_on_interrupts() -> None:
 
 @contextlib.contextmanager
 def interrupts_put_off() -> Iterator[None]:
-    """A Ctrl-C comes when this is over. One that stops an extension as it is loaded, as JAX's, takes Python down with it."""
+    """A Ctrl-C comes when this is over. One that stops an extension such as JAX's while it is loaded takes Python down.
+
+    It comes to the main thread alone; another has nothing to put off.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     came: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     try:

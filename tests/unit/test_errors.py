@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +74,18 @@ def test_a_ctrl_c_comes_when_what_it_would_break_is_over():
         load()
     assert done == ["loaded"]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_thread_has_no_ctrl_c_to_put_off():
+    done = []
+
+    def load() -> None:
+        with interrupts_put_off():
+            done.append("loaded")
+
+    (thread := threading.Thread(target=load)).start()
+    thread.join()
+    assert done == ["loaded"]
 
 
 @pytest.mark.parametrize("asked", [[], ["--multirun", "seed=1,2"]], ids=["run", "sweep"])
