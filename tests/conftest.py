@@ -5,6 +5,7 @@ goldens; outside data.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import sys
@@ -34,6 +35,7 @@ OLDER = ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_spli
 HURRY = ["--xla_backend_optimization_level=1", *(OLDER if jax.__version_info__ < (0, 11) else [])]
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *HURRY])
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+gc.freeze = lambda: None  # here one process makes many runs, whose garbage would be kept
 setup.start_device()
 
 

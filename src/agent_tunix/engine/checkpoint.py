@@ -133,8 +133,11 @@ class Checkpoints:
 
     def _check_room(self, size: int) -> None:
         """Raises what a full disk would, before many threads find it full at once."""
-        if shutil.disk_usage(self._manager.directory).free < size:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._manager.directory))
+        folder = self._manager.directory
+        if not folder.exists():
+            raise UserError(f"{folder} was removed while its run went on; training.resume={folder.parent} begins it again.")
+        if shutil.disk_usage(folder).free < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

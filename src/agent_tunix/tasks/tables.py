@@ -87,6 +87,8 @@ def _row(raw: Any, fmt: RowFormat) -> Row:
     if isinstance(raw, bytes):
         try:
             raw = json.loads(raw.decode("utf-8-sig"))
+        except UnicodeDecodeError as fault:
+            raise ValueError(f"not UTF-8, in which the file is to be saved ({fault})") from fault
         except (json.JSONDecodeError, RecursionError) as fault:
             raise ValueError(f"not JSON ({fault})") from fault
     if not isinstance(raw, dict):

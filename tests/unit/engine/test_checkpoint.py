@@ -146,6 +146,12 @@ def test_a_folder_that_cannot_be_made_is_told_and_leaves_nobody_waiting_for_it(t
     checkpoints.close()
 
 
+def test_a_folder_that_was_removed_meanwhile_says_so(checkpoints, tmp_path):
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(UserError, match=f"checkpoints was removed .* training.resume={tmp_path} begins it again"):
+        checkpoints.save(state_at(1), Progress())
+
+
 def test_an_empty_folder_and_an_unknown_step_say_so(checkpoints):
     with pytest.raises(UserError, match="holds no checkpoint"):
         checkpoints.restore(state_at(0))

@@ -196,6 +196,14 @@ def test_a_malformed_row_stops_with_its_line_and_fault_or_is_counted(tmp_path, r
     assert bad[0].startswith("line 3: ")
 
 
+def test_a_file_that_is_not_utf8_says_what_to_save_it_in(tmp_path):
+    """As some editors and shells of Windows write it."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "q", "answer": "1"}\n', encoding="utf-16")
+    with pytest.raises(UserError, match=r"rows.jsonl, line 1: not UTF-8, in which the file is to be saved \("):
+        read_rows(str(file), None, "train", 1.0, PLAIN)
+
+
 def test_a_short_row_of_a_csv_file_is_named_by_its_line(tmp_path):
     (tmp_path / "data.csv").write_text("question,answer\nq,a\nq2\n")
     with pytest.raises(UserError, match=r"data\.csv, line 3: the field 'answer' is empty"):
