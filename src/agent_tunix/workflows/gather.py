@@ -44,6 +44,7 @@ class Run:
     stream: Stream
     overrides: tuple[str, ...]  # as they were given
     started: float  # on the monotonic clock
+    beginnings: dict[str, list[list[str]]]  # answers of policies before their first update, for all runs of the process
 
     @property
     def micro_batches(self) -> int:
@@ -51,6 +52,13 @@ class Run:
 
     def key(self, step: int, purpose: Purpose) -> jax.Array:
         return step_key(self.cfg.seed, step, purpose)
+
+    def beginning(self, way: tuple[Sampling, float]) -> str:
+        """Equal for runs whose policies, before their first update, give the same answers to held-out problems."""
+        cfg, training = self.cfg, self.cfg.training
+        begun = cfg.model, cfg.seed, training.init_from, training.init_step
+        asked = cfg.data, training.train_fraction, cfg.evaluation, cfg.generation, self.task.prompt_width
+        return repr((begun, asked, way))
 
 
 @dataclasses.dataclass(frozen=True)

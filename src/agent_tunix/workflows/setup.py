@@ -62,11 +62,12 @@ class Model:
 
 
 class Shelf:
-    """Keeps the model that was loaded last, and all data, for the next run that needs the same: a sweep loads it once."""
+    """Keeps the model that was loaded last, all data, and answers of fresh policies for the next run that needs the same."""
 
     def __init__(self) -> None:
         self._model: tuple[Any, Model] | None = None
         self._tasks: dict[str, Task] = {}
+        self.beginnings: dict[str, list[list[str]]] = {}
 
     def model(self, cfg: Config) -> Model:
         wanted = (cfg.model, cfg.training.init_from, cfg.training.init_step)

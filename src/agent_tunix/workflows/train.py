@@ -33,6 +33,7 @@ from agent_tunix.engine.metrics import (
 )
 from agent_tunix.engine.population import Conversation, Foresight, alone
 from agent_tunix.engine.rng import Purpose
+from agent_tunix.engine.rollout import Sampling
 from agent_tunix.engine.update import evaluation_trainable
 from agent_tunix.errors import DivergenceError
 from agent_tunix.tasks.datasets import Stream
@@ -97,7 +98,7 @@ def prepare(cfg: Config, shelf: setup.Shelf, notice: Notice, overrides: Sequence
     stream = Stream(task.train, cfg.training.prompts_per_step, plan.batches_per_epoch, cfg.seed)
     sampling = setup.training_sampling(cfg, model.tokenizer)
     reference = setup.earlier_adapters(cfg, model)
-    return Run(cfg, model, reference, task, plan, sampling, scorer, stream, tuple(overrides), started)
+    return Run(cfg, model, reference, task, plan, sampling, scorer, stream, tuple(overrides), started, shelf.beginnings)
 
 
 def run(cfg: Config, path: Path, console: Console, overrides: Sequence[str] = ()) -> Record:
@@ -235,21 +236,29 @@ def _in_vain(r: Run, progress: Progress, desk: Desk) -> bool:
 def evaluate_policy(r: Run, state: TrainState, desk: Desk) -> Conversation[list[Record]]:
     """Writes one line of evals.jsonl, unless that step has one; returns a few greedy completions to show."""
     step, examples = int(state.step), r.task.validation
-    trainable = evaluation_trainable(state, r.cfg.optimizer.optimizer_name)
-    common = (r.model, trainable, examples, r.task.prompt_width, r.cfg.evaluation.batch_size)
-    key = r.key(step, Purpose.EVALUATION)
     greedy, *as_trained = evaluation_ways(r)
-    texts = yield from complete(*common, *greedy, key)
+    texts = yield from _answers(r, state, greedy)
     missing = step not in [record["step"] for record in validations(desk.folder.path)]
     if processes.any_of(missing and processes.first()):
         record = {"step": step, "split": "validation", **grade(examples, texts)}
         for way in as_trained:
-            drawn = yield from complete(*common, *way, key)
+            drawn = yield from _answers(r, state, way)
             record["sampled_accuracy"] = grade(examples, drawn)["accuracy"]
         desk.folder.evaluation(record)
         desk.display.evaluation(record)
     shown = list(zip(examples, texts, strict=True))[:SAMPLES_SHOWN]
     return [{"question": e.question, "answer": e.answer, "completion": text[0]} for e, text in shown]
+
+
+def _answers(r: Run, state: TrainState, way: tuple[Sampling, float]) -> Conversation[list[list[str]]]:
+    """Completions of held-out problems. Those of a policy before its first update serve all runs that begin with it."""
+    known, asked = r.beginnings if state.step == 0 else {}, r.beginning(way)
+    if asked not in known:
+        trainable = evaluation_trainable(state, r.cfg.optimizer.optimizer_name)
+        problems = r.task.validation, r.task.prompt_width, r.cfg.evaluation.batch_size
+        key = r.key(int(state.step), Purpose.EVALUATION)
+        known[asked] = yield from complete(r.model, trainable, *problems, *way, key)
+    return known[asked]
 
 
 def _warn_early(desk: Desk) -> None:

@@ -17,7 +17,7 @@ from agent_tunix.engine.population import Foresight, Reference, Sample, together
 from agent_tunix.engine.rng import Purpose
 from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.types import Rollouts
-from agent_tunix.workflows import setup
+from agent_tunix.workflows import setup, train
 from agent_tunix.workflows.evaluate import complete
 from agent_tunix.workflows.gather import Run, evaluation_ways, foreseen, gather, update_of
 from agent_tunix.workflows.train import prepare
@@ -39,12 +39,12 @@ class Watched(Scorer):
         return {"second": np.tile(np.float32([0, 1]), PROMPTS)}
 
 
-def prepared(*overrides: str) -> Run:
+def prepared(*overrides: str, shelf: setup.Shelf | None = None) -> Run:
     small = f"training.micro_batch_size={PROMPTS}", f"grpo.num_generations={GENERATIONS}"
     short = f"generation.max_generation_steps={STEPS}", "evaluation.num_examples=3"
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         cfg = validate(compose("config", ["+experiment=quick_test", *small, *short, *overrides]), Config)
-    return prepare(cfg, setup.Shelf(), lambda text: None)
+    return prepare(cfg, shelf or setup.Shelf(), lambda text: None)
 
 
 def conversation(scorer: Scorer, *overrides: str):
@@ -101,6 +101,33 @@ def test_evaluation_and_step_ask_for_what_was_foreseen_and_for_nothing_else(memb
     assert together([step(run) for run in runs]) == [1] * members
     assert len(ran) == 4 + members, "of several, a step has its gradients and then each run's own part"
     assert ran == begun
+
+
+def test_runs_that_begin_with_one_policy_ask_for_its_answers_once(monkeypatch):
+    """All jobs of a sweep over rates do. Another seed or another way of asking begins otherwise, and an update ends it."""
+    asked, shelf = [], setup.Shelf()
+
+    def complete(*given):
+        asked.append(given)
+        return [["answer"]]
+        yield
+
+    monkeypatch.setattr(train, "complete", complete)
+
+    def answers(*overrides: str, step: int = 0, way: int = 0):
+        run = prepared(*overrides, shelf=shelf)
+        state = dataclasses.replace(setup.new_state(run.cfg, run.model), step=jnp.asarray(step))
+        assert _end(train._answers(run, state, evaluation_ways(run)[way]), None) == [["answer"]]
+        return len(asked)
+
+    assert answers("optimizer.learning_rate=1e-5") == 1
+    assert answers("optimizer.learning_rate=1e-4", "grpo.beta=0") == 1
+    assert answers(way=1) == 2
+    assert answers("seed=7") == 3
+    assert answers("evaluation.num_examples=2") == 4
+    assert answers("model.lora_alpha=3") == 5
+    assert [answers(step=1), answers(step=1)] == [6, 7]
+    assert answers() == 7
 
 
 def _end(asking, answer):
