@@ -47,6 +47,7 @@ def test_a_ctrl_c_that_the_garbage_collector_would_swallow_stops_the_command():
     script = """
 import gc, signal, time
 from agent_tunix.cli import answering
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background may have been started without one
 def callback(phase, info):
     gc.callbacks.remove(callback)
     signal.raise_signal(signal.SIGINT)

@@ -62,8 +62,16 @@ def test_a_device_that_is_not_there_says_which_and_what_to_do(platforms, why):
     assert "Traceback" not in ran.stderr
 
 
-def test_a_ctrl_c_comes_when_what_it_would_break_is_over():
-    done, before = [], signal.getsignal(signal.SIGINT)
+@pytest.fixture
+def interruptible():
+    """A process in the background may have been started without a handler of SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_ctrl_c_comes_when_what_it_would_break_is_over(interruptible):
+    done: list[str] = []
 
     def load() -> None:
         with interrupts_put_off():
@@ -73,7 +81,7 @@ def test_a_ctrl_c_comes_when_what_it_would_break_is_over():
     with pytest.raises(KeyboardInterrupt):
         load()
     assert done == ["loaded"]
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_thread_has_no_ctrl_c_to_put_off():
