@@ -38,7 +38,7 @@ class StoppedError(UserError):
 
 
 def mistake_of(fault: BaseException) -> UserError | None:
-    """The error to show for a fault that the user can mend: of files, memory or a group's name; None for any other."""
+    """The error to show for a fault that the user can mend: of files, memory, a device or a group's name; else None."""
     if isinstance(fault, UserError):
         return fault
     if isinstance(fault, KeyboardInterrupt):
