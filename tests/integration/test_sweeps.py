@@ -221,23 +221,23 @@ def test_jobs_are_grouped_by_the_program_they_need():
 
 def test_a_group_is_cut_to_what_memory_holds(monkeypatch):
     group, said = jobs(*([f"seed={seed}"] for seed in range(4))), []
-    first = train.prepare(group[0].cfg, setup.Shelf(), print)
-    planned = dry_run.shapes(first.cfg, first.task.prompt_width)
+    runs = [train.prepare(job.cfg, setup.Shelf(), print) for job in group]
+    planned = dry_run.shapes(runs[0].cfg, runs[0].task.prompt_width)
     monkeypatch.setattr(sweep, "cost_of_many", lambda r, members: 1.0)
     for members, sizes in ((4, [4]), (3, [2, 2]), (2, [2, 2]), (1, [1, 1, 1, 1])):
         needed = memory.peak_of_several(planned, members)
         monkeypatch.setattr(sweep, "card", lambda needed=needed: ("a card", 1.001 * needed / dry_run.USABLE))
-        found = sweep.parts(group, first, said.append, "always")
+        found = sweep.parts(group, runs, said.append, "always")
         assert [len(part) for _, part in found] == sizes
     assert len(said) == 4
 
 
 def test_whether_to_fuse_is_decided_by_what_the_device_takes(monkeypatch):
     group = jobs(["seed=1"], ["seed=2"], ["seed=3"], ["seed=4"])
-    first = train.prepare(group[0].cfg, setup.Shelf(), print)
+    runs = [train.prepare(job.cfg, setup.Shelf(), print) for job in group]
     for ratio, mode in ((1.3, "fused"), (3.9, "one after another")):
         monkeypatch.setattr(sweep, "cost_of_many", lambda r, members, ratio=ratio: ratio)
         said: list[str] = []
-        found = sweep.parts(group, first, said.append)
+        found = sweep.parts(group, runs, said.append)
         assert {how for how, _ in found} == {mode}
         assert f"{ratio} times" in said[0]

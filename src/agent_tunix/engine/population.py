@@ -65,12 +65,16 @@ def _send_to_host(arrays: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Sample(DeviceRequest):
-    """Asks for completions of a policy's prompts, as `Rollouts`."""
+    """Asks for completions of a policy's prompts, as `Rollouts`.
+
+    `shared` names them where other runs may ask for the very same: if all do, they are drawn once.
+    """
 
     weights: Weights
     draw: Draw
     arch: Architecture
     sampling: Sampling
+    shared: str | None = None
 
     @property
     def kind(self) -> tuple:
@@ -78,15 +82,16 @@ class Sample(DeviceRequest):
 
     @staticmethod
     def program(requests: Sequence[Sample]) -> Program:
-        first = requests[0]
+        first, names = requests[0], {r.shared for r in requests}
+        drawn = requests[:1] if len(names) == 1 and names != {None} else requests
         static = {"arch": first.arch, "sampling": first.sampling}
-        return Program(sample, (first.weights, tuple(r.draw for r in requests)), static)
+        return Program(sample, (first.weights, tuple(r.draw for r in drawn)), static)
 
     @classmethod
     def answer(cls, requests: Sequence[Sample]) -> Sequence[Rollouts]:
         found = super().answer(requests)
         _send_to_host([(rollouts.tokens_BC, rollouts.mask_BC, rollouts.ended_B) for rollouts in found])
-        return found
+        return found if len(found) == len(requests) else [*found] * len(requests)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,8 +50,9 @@ def complete(
     sampling: Sampling,
     temperature: float,
     key: jax.Array,
+    shared: str | None = None,
 ) -> Conversation[list[list[str]]]:
-    """`num_generations` completions of every example."""
+    """`num_generations` completions of every example; `shared` names them where other runs may ask for the very same."""
     weights, adapters = policy(model.weights, trainable) if trainable is not None else (model.weights, None)
     batch_size = min(batch_size, len(examples))
     rows = batch_size + -batch_size % model.mesh.shape["fsdp"]
@@ -60,7 +61,7 @@ def complete(
         full = batch + [batch[-1]] * (rows - len(batch))
         prompts = setup.pad_prompts(full, width, model)
         draw = Draw(adapters, prompts, jax.random.fold_in(key, index), temperature)
-        drawn = yield Sample(weights, draw, model.arch, sampling)
+        drawn = yield Sample(weights, draw, model.arch, sampling, shared and f"{shared}, batch {index}")
         decoded = [model.tokenizer.decode(row) for row in processes.whole(drawn.tokens_BC)]
         G = sampling.num_generations
         texts += [decoded[i * G : (i + 1) * G] for i in range(len(batch))]

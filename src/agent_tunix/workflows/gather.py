@@ -126,21 +126,22 @@ def foreseen(r: Run) -> tuple[Sample | Reference | Update, ...]:
     weights, adapters = policy(r.model.weights, state.trainable)
     to_come = partial(rows_to_come, mesh=r.model.mesh)
 
-    def sample_of(rows: int, sampling: Sampling, temperature: float) -> Sample:
+    def sample_of(rows: int, sampling: Sampling, temperature: float, shared: str | None = None) -> Sample:
         ids_PS = to_come((rows, r.task.prompt_width), jnp.int32)
         key = jax.eval_shape(r.key, 0, Purpose.ROLLOUT)
-        return Sample(weights, Draw(adapters, Prompts(ids_PS, ids_PS), key, temperature), r.model.arch, sampling)
+        return Sample(weights, Draw(adapters, Prompts(ids_PS, ids_PS), key, temperature), r.model.arch, sampling, shared)
 
-    held_out = min(r.cfg.evaluation.batch_size, len(r.task.validation))
-    evaluation = [sample_of(held_out, *way) for way in evaluation_ways(r)]
+    held_out, ways = min(r.cfg.evaluation.batch_size, len(r.task.validation)), evaluation_ways(r)
+    before = [sample_of(held_out, *way, r.beginning(way)) for way in ways]
+    after = [sample_of(held_out, *way) for way in ways]
     sample = sample_of(r.cfg.training.prompts_per_step, r.sampling, r.cfg.generation.temperature)
     shape = (r.cfg.training.prompts_per_step * r.sampling.num_generations, r.sampling.max_steps)
     numbers_BC, numbers_B = to_come(shape, jnp.float32), to_come(shape[:1], jnp.float32)
     batch = Batch(sample.draw.prompts, to_come(shape, jnp.int32), to_come(shape, bool), numbers_BC, None, numbers_B)
     if r.cfg.grpo.beta == 0:
-        return update_of(r, state, batch, 1), *evaluation, sample
+        return update_of(r, state, batch, 1), *before, sample, *after
     with_reference = dataclasses.replace(batch, reference_logprobs_BC=numbers_BC)
-    return update_of(r, state, with_reference, 1), *evaluation, sample, reference_of(r, batch)
+    return update_of(r, state, with_reference, 1), *before, sample, reference_of(r, batch), *after
 
 
 def evaluation_ways(r: Run) -> list[tuple[Sampling, float]]:

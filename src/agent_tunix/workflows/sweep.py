@@ -99,7 +99,7 @@ def train_all(
             # All of them first: what the user must mend in any is found before one is trained.
             runs = {job.folder: _prepared(job, shelf, bars) for group in grouped for job in group}
             for group in grouped:
-                for mode, part in parts(group, runs[group[0].folder], bars.notice, fuse):
+                for mode, part in parts(group, [runs[job.folder] for job in group], bars.notice, fuse):
                     if not interruption.requested:
                         modes |= {mode}
                         write_index(folder, overrides, ", ".join(sorted(modes)), {job.folder.name for job in part})
@@ -138,25 +138,28 @@ def _program(cfg: Config) -> str:
     return json.dumps(tree)
 
 
-def parts(group: Sequence[Job], first: Run, notice: Notice, fuse: Fuse = "auto") -> list[tuple[str, Sequence[Job]]]:
+def parts(group: Sequence[Job], runs: Sequence[Run], notice: Notice, fuse: Fuse = "auto") -> list[tuple[str, Sequence[Job]]]:
     """A group cut into what is trained at once, and how: all that memory holds where that pays, else one by one."""
-    size = _fused_size(first, len(group), notice, fuse) if len(group) > 1 and fuse != "never" else 1
+    size = _fused_size(runs, notice, fuse) if len(group) > 1 and fuse != "never" else 1
     mode = "fused" if size > 1 else "one after another"
     return [(mode, group[start : start + size]) for start in range(0, len(group), size)]
 
 
 def _train(jobs: Sequence[Job], runs: Sequence[Run], bars: Bars, interruption: Interruption) -> None:
     """Trains jobs at once; one that diverges does not end the others."""
-    width = max(r.task.prompt_width for r in runs)  # other seeds, other prompts: one width serves all
-    now = time.monotonic()
-    runs = [dataclasses.replace(r, task=dataclasses.replace(r.task, prompt_width=width), started=now) for r in runs]
     conversations = [
         training(r, job.folder, bars.display(job.label, r.plan.total_steps), interruption, job.rests)
-        for r, job in zip(runs, jobs, strict=True)
+        for r, job in zip(_begun_together(runs), jobs, strict=True)
     ]
     for job, outcome in zip(jobs, _answered(conversations), strict=True):
         if isinstance(outcome, DivergenceError):
             bars.labelled(job.label)(str(outcome))
+
+
+def _begun_together(runs: Sequence[Run]) -> list[Run]:
+    """The runs as of now, with prompts of one width: other seeds have other prompts."""
+    width, now = max(r.task.prompt_width for r in runs), time.monotonic()
+    return [dataclasses.replace(r, task=dataclasses.replace(r.task, prompt_width=width), started=now) for r in runs]
 
 
 def _prepared(job: Job, shelf: setup.Shelf, bars: Bars) -> Run:
@@ -174,18 +177,19 @@ def _answered(conversations: list[Any]) -> list[Outcome | DivergenceError]:
         return [fault]
 
 
-def _fused_size(r: Run, jobs: int, notice: Notice, fuse: Fuse) -> int:
+def _fused_size(runs: Sequence[Run], notice: Notice, fuse: Fuse) -> int:
     """How many of a group to train at once: 1 where the device gains nothing, else as many as its memory holds."""
+    r, jobs = runs[0], len(runs)
     members = _most_that_fit(r, jobs)
     if members < 2:
         notice(f"{jobs} jobs run one after another: memory holds one at a time.")
         return 1
     programs = -(-jobs // members)
     size = -(-jobs // programs)
-    if to_come := foreseen(r):  # all is compiled while this is measured
-        probe = (_probe(r, outline=True),)
-        for requests, count in ((probe, size), (probe, 1), (to_come, size)):
-            Foresight.answer([Foresight(requests)] * count)
+    if all(to_come := [foreseen(of) for of in _begun_together(runs[:size])]):  # compiled while this is measured
+        probe = Foresight((_probe(r, outline=True),))
+        for foresights in ([probe] * size, [probe], list(map(Foresight, to_come))):
+            Foresight.answer(foresights)
     ratio = cost_of_many(r, size)
     measured = f"a decode step of {size} jobs at once takes {ratio:.1f} times that of one"
     if fuse == "auto" and ratio > WORTH * size:

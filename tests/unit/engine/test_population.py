@@ -3,14 +3,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from agent_tunix.algorithm.optimizers import Hyperparameters
+from agent_tunix.engine import ahead
 from agent_tunix.engine.batch import widened
 from agent_tunix.engine.population import Reference, Sample, Update, alone, together
-from agent_tunix.engine.rollout import Sampling
+from agent_tunix.engine.rollout import Draw, Sampling
 from agent_tunix.engine.update import init_state
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.models.lora import Adapters
@@ -157,6 +159,23 @@ def test_what_needs_another_program_is_of_another_kind(request_of, static):
     assert one.kind == request_of(**given | {"weights": "of another"}).kind
     for name, (_, second) in static.items():
         assert one.kind != request_of(**given | {name: second}).kind
+
+
+def test_completions_that_all_runs_share_are_drawn_once(weights, arch, monkeypatch):
+    """If only some do, all are drawn: the program of all is there already."""
+    drawn = []
+    run = ahead.run
+    monkeypatch.setattr(ahead, "run", lambda program: drawn.append(len(program.arguments[1])) or run(program))
+    sampling = Sampling(None, 1.0, 4, 1, (1,), 0, greedy=True)
+    prompts = Prompts(jnp.full((2, 3), 7), jnp.tile(jnp.arange(3), (2, 1)))
+
+    def ask(shared: str | None) -> Sample:
+        return Sample(weights, Draw(None, prompts, jax.random.key(0)), arch, sampling, shared)
+
+    for names, programs in ((["a", "a", "a"], 1), (["a", "b", "a"], 3), ([None, None, None], 3)):
+        found = Sample.answer([ask(name) for name in names])
+        assert drawn.pop() == programs
+        assert [rollouts.tokens_BC.tolist() for rollouts in found] == [found[0].tokens_BC.tolist()] * 3
 
 
 def test_a_reference_is_as_wide_as_its_own_batch(weights, arch):

@@ -14,11 +14,9 @@ from agent_tunix.config.schema import Config
 from agent_tunix.engine import ahead
 from agent_tunix.engine.metrics import Clock
 from agent_tunix.engine.population import Foresight, Reference, Sample, together
-from agent_tunix.engine.rng import Purpose
 from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.types import Rollouts
 from agent_tunix.workflows import setup, train
-from agent_tunix.workflows.evaluate import complete
 from agent_tunix.workflows.gather import Run, evaluation_ways, foreseen, gather, update_of
 from agent_tunix.workflows.train import prepare
 
@@ -78,28 +76,30 @@ def test_without_kl_no_reference_is_asked_for():
     assert _end(asking, rollouts()).batch.reference_logprobs_BC is None
 
 
-@pytest.mark.parametrize("members", [1, 2])
-def test_evaluation_and_step_ask_for_what_was_foreseen_and_for_nothing_else(members, monkeypatch):
+@pytest.mark.parametrize("seeds", [(0,), (0, 1), (0, 0)])
+def test_evaluations_and_step_ask_for_what_was_foreseen_and_for_nothing_else(seeds, monkeypatch):
     """Every program that they run, of one run and of two at once, is one that was begun ahead."""
     begun, ran = set(), set()
     monkeypatch.setattr(ahead, "begin", lambda program, context: begun.add(program.signature()))
     run_program = ahead.run
     monkeypatch.setattr(ahead, "run", lambda program: ran.add(program.signature()) or run_program(program))
-    runs = [prepared("grpo.beta=0.1", "model.lora_module_path=q_proj", f"seed={seed}") for seed in range(members)]
+    runs = [prepared("grpo.beta=0.1", "model.lora_module_path=q_proj", f"seed={seed}") for seed in seeds]
 
     def step(run: Run):
         yield Foresight(foreseen(run))
         assert "weights" not in vars(run.model), "what is to come is known before weights are read"
         state = setup.new_state(run.cfg, run.model)
-        asked = (run.model, state.trainable, run.task.validation, run.task.prompt_width, run.cfg.evaluation.batch_size)
         for way in evaluation_ways(run):
-            yield from complete(*asked, *way, run.key(0, Purpose.EVALUATION))
+            yield from train._answers(run, state, way)
         gathered = yield from gather(run, state, 0, Clock())
         state, _ = yield update_of(run, state, gathered.batch, 1)
+        for way in evaluation_ways(run):
+            yield from train._answers(run, state, way)
         return int(state.step)
 
-    assert together([step(run) for run in runs]) == [1] * members
-    assert len(ran) == 4 + members, "of several, a step has its gradients and then each run's own part"
+    assert together([step(run) for run in runs]) == [1] * len(seeds)
+    evaluation = 4 if seeds == (0, 0) else 2  # runs that begin with one policy have its first evaluation by itself
+    assert len(ran) == evaluation + 2 + len(seeds), "of several, a step has its gradients and then each run's own part"
     assert ran == begun
 
 
