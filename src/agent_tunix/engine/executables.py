@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib
 import os
 import pickle
 import re
@@ -30,9 +31,11 @@ PACKAGE = Path(__file__).parent.parent
 SOURCES = ("*.py", "*.cu", "*.cuh")
 ROOM = 2 * 2**30  # bytes that the cache folder may take
 FLAGS = ("XLA_FLAGS", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")  # memory too decides what is compiled
+MOSAIC, MOSAIC_MODULE = b"mosaic_gpu", "jax.experimental.mosaic.gpu"
 FOUND = "/jax/compilation_cache/cache_hits"
 UNREADABLE = re.compile(r"Error reading persistent compilation cache entry for '(\w+)'")
 _this_thread = threading.local()
+_one_at_a_time = threading.Lock()
 
 
 def _notice(event: str, **_: Any) -> None:
@@ -53,7 +56,9 @@ def place(function: Any, signature: str) -> Path | None:
     folder, name = jax.config.values["jax_compilation_cache_dir"], f"{function.__module__}.{function.__qualname__}"
     if folder is None or "<locals>" in name or not serve():
         return None
-    return Path(folder) / f"{hashlib.sha256((name + signature + _origin()).encode()).hexdigest()}.executable"
+    with _one_at_a_time:  # many programs are asked for at once, and follow from the same
+        origin = _origin()
+    return Path(folder) / f"{hashlib.sha256((name + signature + origin).encode()).hexdigest()}.executable"
 
 
 @functools.cache
@@ -74,6 +79,8 @@ def load(path: Path | None, arguments: tuple[Any, ...]) -> jax.stages.Compiled |
     try:
         payload, result = pickle.loads(path.read_bytes())
         path.touch()  # the least recently used are deleted first
+        if MOSAIC in payload:  # its kernels are linked to a library that JAX knows of once this is imported
+            importlib.import_module(MOSAIC_MODULE)
         trees = jax.tree.structure((arguments, {})), jax.tree.structure(result)
         return serialize_executable.deserialize_and_load(payload, *trees)
     except Exception:  # damaged, or of a kind that this JAX does not know: whatever it is, another is soon made

@@ -98,7 +98,7 @@ class SentencePieceTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Leaves out ids past the vocabulary too: the embedding of larger models has spare rows."""
-        return self._backend.decode([int(i) for i in ids if i not in self._control and i < self._size])
+        return self._backend.decode([i for i in ids if i not in self._control and i < self._size])
 
 
 def load_tokenizer(checkpoint: Path) -> Tokenizer:

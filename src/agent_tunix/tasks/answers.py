@@ -10,6 +10,7 @@ numbers, LaTeX's \frac, a sign such as ½, or in the wide digits of East Asian t
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 from decimal import Decimal
@@ -83,6 +84,7 @@ def near(found: Fraction | None, truth: Fraction | None) -> bool:
     return found is not None and truth is not None and abs(found - truth) <= abs(truth) / 10
 
 
+@functools.lru_cache(1024)  # a truth is compared with all completions of its group, and several measures read one answer
 def _plain(text: str) -> str:
     """LaTeX's and Unicode's ways to write a number, in ASCII; the content of the last box, where there is one."""
     text = text.translate(_WIDE)
@@ -93,10 +95,11 @@ def _plain(text: str) -> str:
     return _THIN.sub("", text).replace("\\,", "").replace("{,}", ",").replace("\\!", "")
 
 
-def _stated(text: str) -> list[Fraction]:
+@functools.lru_cache(1024)
+def _stated(text: str) -> tuple[Fraction, ...]:
     """The numbers of an answer after its last equals sign, or all of them where none is there."""
     text = _plain(text)
-    after, anywhere = ([_value(match) for match in _NUMBER.finditer(part)] for part in (text.rpartition("=")[2], text))
+    after, anywhere = (tuple(map(_value, _NUMBER.finditer(part))) for part in (text.rpartition("=")[2], text))
     return after or anywhere
 
 

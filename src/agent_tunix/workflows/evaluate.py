@@ -62,7 +62,7 @@ def complete(
         prompts = setup.pad_prompts(full, width, model)
         draw = Draw(adapters, prompts, jax.random.fold_in(key, index), temperature)
         drawn = yield Sample(weights, draw, model.arch, sampling, shared and f"{shared}, batch {index}")
-        decoded = [model.tokenizer.decode(row) for row in processes.whole(drawn.tokens_BC)]
+        decoded = [model.tokenizer.decode(row) for row in processes.whole(drawn.tokens_BC).tolist()]
         G = sampling.num_generations
         texts += [decoded[i * G : (i + 1) * G] for i in range(len(batch))]
     return texts

@@ -124,11 +124,10 @@ def foreseen(r: Run) -> tuple[Sample | Reference | Update, ...]:
     r = dataclasses.replace(r, model=r.model.outline())
     state = setup.state_shapes(r.cfg, r.model)
     weights, adapters = policy(r.model.weights, state.trainable)
-    to_come = partial(rows_to_come, mesh=r.model.mesh)
+    to_come, key = partial(rows_to_come, mesh=r.model.mesh), jax.eval_shape(r.key, 0, Purpose.ROLLOUT)
 
     def sample_of(rows: int, sampling: Sampling, temperature: float, shared: str | None = None) -> Sample:
         ids_PS = to_come((rows, r.task.prompt_width), jnp.int32)
-        key = jax.eval_shape(r.key, 0, Purpose.ROLLOUT)
         return Sample(weights, Draw(adapters, Prompts(ids_PS, ids_PS), key, temperature), r.model.arch, sampling, shared)
 
     held_out, ways = min(r.cfg.evaluation.batch_size, len(r.task.validation)), evaluation_ways(r)

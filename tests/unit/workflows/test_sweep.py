@@ -29,7 +29,7 @@ def test_what_is_measured_was_begun_before_all_else_that_is_foreseen(run, monkey
     run_program = ahead.run
     monkeypatch.setattr(ahead, "run", lambda program: ran.append(program.signature()) or run_program(program))
     said: list[str] = []
-    assert sweep._fused_size(run, 3, said.append, "always") == 3
+    assert sweep._fused_size([run] * 3, said.append, "always") == 3
     assert len(set(ran)) == 2, "a step of all jobs, and of one"
     assert begun[:2] == list(dict.fromkeys(ran))
     assert len(begun) > 2
