@@ -7,6 +7,8 @@ a GPU or TPU has cores to spare for that. Where the device is the processor itse
 from __future__ import annotations
 
 import concurrent.futures
+import functools
+import importlib
 import sys
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
@@ -16,7 +18,9 @@ from typing import Any, NamedTuple
 import jax
 
 from agent_tunix.engine import executables
+from agent_tunix.models import kernels
 
+MOSAIC = "jax.experimental.pallas.mosaic_gpu"
 HANDOVER = 0.0005  # seconds for which a thread may hold the interpreter lock, a tenth of Python's default
 
 _under_way: dict[Hashable, concurrent.futures.Future] = {}
@@ -57,10 +61,22 @@ def serves() -> bool:
     return jax.default_backend() != "cpu"
 
 
+@functools.cache
+def _import_mosaic() -> None:
+    """By which kernels for Hopper GPUs are made, before any thread compiles or loads a program.
+
+    When it is imported it sets environment variables. If XLA starts a compiler in another thread meanwhile, the system looks
+    for the variables where they no longer are, and refuses. They also say where kept programs find the library they need.
+    """
+    if kernels.capability() == kernels.HOPPER:
+        importlib.import_module(MOSAIC)
+
+
 def begin(program: Program, context: Callable[[], AbstractContextManager]) -> None:
     """Prepares a program in a thread of its own. Those that no earlier process kept are traced in `context`, one by one."""
     if not serves() or (signature := program.signature()) in _under_way or signature in _ready:
         return
+    _import_mosaic()
     sys.setswitchinterval(HANDOVER)  # the run reads weights meanwhile, and asks for the lock hundreds of times
 
     def traced_unless_kept() -> Any:
@@ -90,5 +106,6 @@ def run(program: Program) -> Any:
     if not executables.serve():  # on several devices JAX's own call puts arguments in their place
         return program.function(*program.arguments, **program.static)
     if signature not in _ready:
+        _import_mosaic()
         _ready[signature] = program.kept() or program.compile(program.lower())
     return _ready[signature](*program.arguments)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib
 import os
 import pickle
 import re
@@ -31,7 +30,6 @@ PACKAGE = Path(__file__).parent.parent
 SOURCES = ("*.py", "*.cu", "*.cuh")
 ROOM = 2 * 2**30  # bytes that the cache folder may take
 FLAGS = ("XLA_FLAGS", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")  # memory too decides what is compiled
-MOSAIC, MOSAIC_MODULE = b"mosaic_gpu", "jax.experimental.mosaic.gpu"
 FOUND = "/jax/compilation_cache/cache_hits"
 UNREADABLE = re.compile(r"Error reading persistent compilation cache entry for '(\w+)'")
 _this_thread = threading.local()
@@ -79,8 +77,6 @@ def load(path: Path | None, arguments: tuple[Any, ...]) -> jax.stages.Compiled |
     try:
         payload, result = pickle.loads(path.read_bytes())
         path.touch()  # the least recently used are deleted first
-        if MOSAIC in payload:  # its kernels are linked to a library that JAX knows of once this is imported
-            importlib.import_module(MOSAIC_MODULE)
         trees = jax.tree.structure((arguments, {})), jax.tree.structure(result)
         return serialize_executable.deserialize_and_load(payload, *trees)
     except Exception:  # damaged, or of a kind that this JAX does not know: whatever it is, another is soon made

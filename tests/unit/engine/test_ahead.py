@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import importlib
 import threading
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ import pytest
 
 from agent_tunix.engine import ahead
 from agent_tunix.engine.ahead import Program
+from agent_tunix.models import kernels
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
@@ -141,3 +143,17 @@ def test_a_fault_comes_up_in_the_call(compiled):
 def test_where_the_device_is_the_host_nothing_is_compiled_ahead():
     ahead.begin(Program(None, (), {}), nullcontext)
     assert not ahead._under_way
+
+
+def test_mosaic_is_imported_before_any_thread_has_work(compiled, monkeypatch):
+    """It changes the environment, which a compiler that another thread starts at that moment could not read."""
+    seen = []
+    monkeypatch.setattr(kernels, "capability", lambda: kernels.HOPPER)
+    monkeypatch.setattr(importlib, "import_module", lambda name: seen.append((name, threading.current_thread())))
+    ahead._import_mosaic.cache_clear()
+    monkeypatch.setattr(Program, "kept", lambda self: seen.append("kept"))
+    for size in (3, 4):
+        ahead.begin(Program(times(2), (shape(size),), {}), nullcontext)
+    concurrent.futures.wait(list(ahead._under_way.values()))
+    ahead._import_mosaic.cache_clear()
+    assert seen == [(ahead.MOSAIC, threading.main_thread()), "kept", "kept"]

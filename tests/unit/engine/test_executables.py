@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import pickle
 import subprocess
 import sys
 from functools import partial
@@ -260,16 +258,3 @@ def test_a_function_without_a_name_of_its_own_is_not_kept(cache):
         start_anew()
         assert ahead.run(Program(scaled, (jnp.ones(5),), {})).sum() == 5 * factor
     assert not list(cache.glob("*.executable"))
-
-
-def test_a_kept_program_is_loaded_after_the_library_of_its_kernels(monkeypatch, tmp_path):
-    """Mosaic's is found once its module has been imported; others are spared the third of a second."""
-    done: list[str] = []
-    monkeypatch.setattr(importlib, "import_module", done.append)
-    monkeypatch.setattr(executables.serialize_executable, "deserialize_and_load", lambda payload, *_: done.append("loaded"))
-    for payload, expected in ((b"a call of mosaic_gpu_v2", [executables.MOSAIC_MODULE, "loaded"]), (b"a call", ["loaded"])):
-        path = tmp_path / "kept.executable"
-        path.write_bytes(pickle.dumps((payload, ())))
-        executables.load(path, ())
-        assert done == expected
-        done.clear()
