@@ -140,8 +140,9 @@ def test_a_folder_that_cannot_be_made_is_told_and_leaves_nobody_waiting_for_it(t
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
     shutil.rmtree(tmp_path / "checkpoints")
     (tmp_path / "checkpoints").write_text("in the way")
+    checkpoints.save(state_at(1), Progress())
     with pytest.raises(NotADirectoryError):
-        checkpoints.save(state_at(1), Progress())
+        checkpoints.settle()
     assert not [thread for thread in threading.enumerate() if type(thread).__module__.startswith("orbax.")]
     checkpoints.close()
 
@@ -218,3 +219,24 @@ def test_what_the_guard_did_is_remembered(checkpoints):
     progress = Progress(4, 0.1, (7,), ({"step": 8, "batch": 7, "reason": "the loss is nan", "rate_scale": 0.1},))
     checkpoints.save(state_at(5), progress)
     assert checkpoints.restore(state_at(0))[1] == progress
+
+
+def test_a_run_goes_on_while_orbax_takes_a_state_over(checkpoints, monkeypatch):
+    may_save, save = threading.Event(), checkpoints._manager.save
+    monkeypatch.setattr(checkpoints._manager, "save", lambda *args, **more: may_save.wait(60) and save(*args, **more))
+    checkpoints.save(state_at(3), Progress(1))
+    may_save.set()
+    assert checkpoints.steps() == [3]
+
+
+def test_a_fault_of_taking_a_state_over_is_raised_by_the_next_save_and_once(checkpoints, monkeypatch):
+    def full(*_, **__):
+        raise ValueError("[os_error_code='28']")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints._manager, "save", full)
+        checkpoints.save(state_at(3), Progress(1))
+        with pytest.raises(OSError, match="No space left on device"):
+            checkpoints.save(state_at(4), Progress(2))
+    checkpoints.save(state_at(5), Progress(3))
+    assert checkpoints.steps() == [5]
