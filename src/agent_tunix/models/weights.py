@@ -1,7 +1,7 @@
 """From checkpoints to our stacked weights and back: Hugging Face's layout, GGUF files, and Kaggle's Orbax checkpoints.
 
-Tensors are read one after the other. Each is put on its devices, every device getting the part that it is to hold, and
-written into its place in the stack; so no more than one ever exists twice, or unquantised where matrices are quantised.
+Tensors are read layer by layer. Each is put on its devices, every device getting the part that it is to hold, and written
+into its place in the stack; so no more than a layer ever exists twice, or unquantised where matrices are quantised.
 What a checkpoint lacks, has too many of or has in a wrong shape is found when it is opened, before any tensor is read.
 """
 
@@ -31,7 +31,7 @@ from agent_tunix.models.inspection import Inspection, finite
 from agent_tunix.models.kaggle import OrbaxFolder, is_orbax
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, huggingface_name, module_shape
 from agent_tunix.models.mesh import abstract, lay, make_in_place, mesh_of_sizes, spec
-from agent_tunix.models.quantisation import BaseDtype, Matrix, quantise, quantise_stack
+from agent_tunix.models.quantisation import BaseDtype, quantise, quantise_stack
 
 NAMED = 6  # tensors that a message lists before it only counts them
 SHARD_BYTES = 4 * 2**30
@@ -155,13 +155,16 @@ def _progress(title: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 @partial(jax.jit, donate_argnums=0, static_argnames="base_dtype")
-def _write(stack: Matrix, layer: int, tensor: jax.Array, base_dtype: BaseDtype | None) -> Matrix:
-    """Puts one layer's tensor, stored [out, in], into the stack, in place."""
+def _write(stacks: Layers, layer: int, tensors: dict[str, jax.Array], base_dtype: BaseDtype | None) -> Layers:
+    """Puts the tensors of one layer, stored [out, in], into the stacks, in place."""
 
     def put(whole: jax.Array, part: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_index_in_dim(whole, part.astype(whole.dtype), layer, axis=0)
 
-    return jax.tree.map(put, stack, quantise(tensor.T, base_dtype) if base_dtype else tensor.T)
+    def held(field: str) -> Any:
+        return quantise(tensors[field].T, base_dtype) if base_dtype and field not in NORMS else tensors[field].T
+
+    return jax.tree.map(put, stacks, Layers(**{field: held(field) for field in STACKED}))
 
 
 def _not_finite(weights: Weights) -> list[str]:
@@ -199,28 +202,25 @@ def _assemble(
 ) -> Weights:
     """Weights, put together from one tensor after another."""
     shapes = weight_shapes(arch, dtype, mesh, base_dtype)
-    empty = make_in_place(lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes.layers), arch, mesh)
+    stacks = make_in_place(lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes.layers), arch, mesh)
 
     def placed(field: str, name: str) -> jax.Array:
         like = getattr(shapes, field)
         return lay(tensor(name, like.shape).astype(dtype), like.sharding)
 
-    def stacked(field: str) -> Any:
-        shape, held_as = (arch.num_layers, *_layer_shape(arch, field)), None if field in NORMS else base_dtype
-        cuts = (*spec((field,), shape, arch, mesh.shape), *[None] * len(shape))[1 : len(shape)]
-        part = NamedSharding(mesh, PartitionSpec(*reversed(cuts)))
-        stack = getattr(empty, field)
-        for layer in range(arch.num_layers):
-            one = lay(tensor(tensor_name(field, layer), shape[:0:-1]), part)
-            # Waiting keeps tensors that are read faster than they are written from piling up.
-            stack = jax.block_until_ready(_write(stack, layer, one, held_as))
-        return stack
+    def of_layer(layer: int) -> dict[str, jax.Array]:
+        found = {}
+        for field in STACKED:
+            shape = (arch.num_layers, *_layer_shape(arch, field))
+            cuts = (*spec((field,), shape, arch, mesh.shape), *[None] * len(shape))[1 : len(shape)]
+            part = NamedSharding(mesh, PartitionSpec(*reversed(cuts)))
+            found[field] = lay(tensor(tensor_name(field, layer), shape[:0:-1]), part)
+        return found
 
-    return Weights(
-        layers=Layers(**{field: stacked(field) for field in STACKED}),
-        embed_VD=placed("embed_VD", EMBEDDING),
-        final_norm_D=placed("final_norm_D", FINAL_NORM),
-    )
+    for layer in range(arch.num_layers):
+        # Waiting keeps layers that are read faster than they are written from piling up.
+        stacks = jax.block_until_ready(_write(stacks, layer, of_layer(layer), base_dtype))
+    return Weights(layers=stacks, embed_VD=placed("embed_VD", EMBEDDING), final_norm_D=placed("final_norm_D", FINAL_NORM))
 
 
 def quantised(weights: Weights, base_dtype: BaseDtype) -> Weights:
@@ -234,12 +234,11 @@ def init_weights(
     key: jax.Array, arch: Architecture, dtype: jnp.dtype = jnp.float32, base_dtype: BaseDtype | None = None
 ) -> Weights:
     """Random weights of an architecture, each matrix of variance 1 / in."""
-    keys = iter(jax.random.split(key, 1 + len(ATTENTION + FEED_FORWARD) * arch.num_layers))
+    matrices = [tensor_name(field, layer) for field in ATTENTION + FEED_FORWARD for layer in range(arch.num_layers)]
+    keys = dict(zip([*matrices, EMBEDDING], jax.random.split(key, len(matrices) + 1), strict=True))
 
     def tensor(name: str, shape: tuple[int, ...]) -> jax.Array:
-        if "norm" in name:
-            return jnp.zeros(shape, dtype)
-        return jax.random.normal(next(keys), shape) * shape[1] ** -0.5
+        return jax.random.normal(keys[name], shape) * shape[1] ** -0.5 if name in keys else jnp.zeros(shape, dtype)
 
     return _assemble(arch, dtype, tensor, mesh_of_sizes(), base_dtype)
 

@@ -252,11 +252,12 @@ def evaluate_policy(r: Run, state: TrainState, desk: Desk) -> Conversation[list[
 
 def _answers(r: Run, state: TrainState, way: tuple[Sampling, float]) -> Conversation[list[list[str]]]:
     """Completions of held-out problems. Those of a policy before its first update serve all runs that begin with it."""
-    shared = r.beginning(way) if state.step == 0 else None
+    step = int(state.step)
+    shared = r.beginning(way) if step == 0 else None
     if shared not in r.beginnings:
         trainable = evaluation_trainable(state, r.cfg.optimizer.optimizer_name)
         problems = r.task.validation, r.task.prompt_width, r.cfg.evaluation.batch_size
-        key = r.key(int(state.step), Purpose.EVALUATION)
+        key = r.key(step, Purpose.EVALUATION)
         answers = yield from complete(r.model, trainable, *problems, *way, key, shared)
         if shared is None:
             return answers
