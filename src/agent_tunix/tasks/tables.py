@@ -172,12 +172,15 @@ def _csv(file: Path) -> Numbered:
         # Strict, as a quotation mark that is never closed would take all rows after it for one text.
         reader = csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8-sig", newline=""), strict=True)
         try:
-            named = [name for name in reader.fieldnames or () if name]
-            if twice := [name for name in dict.fromkeys(named) if named.count(name) > 1]:
-                raise ValueError(f"its first line names more than one field '{twice[0]}'. Give each a name of its own.")
+            _refuse_twins([name for name in reader.fieldnames or () if name])
             yield from ((reader.line_num, row) for row in reader)
         except csv.Error as fault:
             raise ValueError(f"after line {reader.line_num}: {fault}. Write quotation marks in a text twice.") from fault
+
+
+def _refuse_twins(names: list[str]) -> None:
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise ValueError(f"it has more than one field named '{twice[0]}'. Give each a name of its own.")
 
 
 def _parquet(file: Path) -> Numbered:
@@ -186,6 +189,7 @@ def _parquet(file: Path) -> Numbered:
     except ImportError as fault:
         raise UserError(f"data.path={file}: parquet files need pyarrow; {EXTRA}") from fault
     table = pyarrow.parquet.ParquetFile(file)
+    _refuse_twins(table.schema_arrow.names)
     kinds = {field.name: str(field.type) for field in table.schema_arrow}
     short = {name: SHORT_FLOATS[kind] for name, kind in kinds.items() if kind in SHORT_FLOATS}
 

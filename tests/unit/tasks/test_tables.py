@@ -227,10 +227,20 @@ def test_a_stray_quotation_mark_does_not_swallow_the_rows_after_it(tmp_path, cel
 def test_a_csv_file_with_two_fields_of_one_name_is_refused(tmp_path):
     """The csv module would take the last; columns without a name, as a comma too many makes them, do no harm."""
     (tmp_path / "data.csv").write_text("question,answer,answer\na,1,2\n")
-    with pytest.raises(UserError, match=r"data\.csv cannot be read: its first line names more than one field 'answer'"):
+    with pytest.raises(UserError, match=r"data\.csv cannot be read: it has more than one field named 'answer'"):
         read_rows(str(tmp_path / "data.csv"), None, "train", 1.0, LENIENT)
     (tmp_path / "data.csv").write_text("question,answer,,\na,1,,\n")
     assert len(read_rows(str(tmp_path / "data.csv"), None, "train", 1.0, PLAIN)[0]) == 1
+
+
+def test_a_parquet_file_of_two_fields_with_one_name_is_refused(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow comes with the extra `datasets`")
+    import pyarrow
+
+    table = pyarrow.table([["q"], ["1"], ["2"]], names=["question", "answer", "answer"])
+    parquet.write_table(table, tmp_path / "data.parquet")
+    with pytest.raises(UserError, match=r"data\.parquet cannot be read: it has more than one field named 'answer'"):
+        read_rows(str(tmp_path / "data.parquet"), None, "train", 1.0, PLAIN)
 
 
 def test_a_long_text_of_a_csv_file_is_read(tmp_path):
