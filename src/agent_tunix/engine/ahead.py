@@ -63,10 +63,10 @@ def serves() -> bool:
 
 @functools.cache
 def _import_mosaic() -> None:
-    """By which kernels for Hopper GPUs are made, before any thread compiles or loads a program.
+    """Imports what makes kernels for Hopper GPUs, before any thread compiles or loads a program.
 
-    When it is imported it sets environment variables. If XLA starts a compiler in another thread meanwhile, the system looks
-    for the variables where they no longer are, and refuses. They also say where kept programs find the library they need.
+    Mosaic sets environment variables when it is imported. Should XLA start a compiler in another thread at that moment, the
+    system would look for them where they no longer are, and refuse. They say where kept programs find Mosaic's library, too.
     """
     if kernels.capability() == kernels.HOPPER:
         importlib.import_module(MOSAIC)
