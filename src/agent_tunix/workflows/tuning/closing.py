@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 
 from omegaconf import OmegaConf
 
 from agent_tunix.config.load import config_folder
 from agent_tunix.config.tuning import MOST_RATES, TuneConfig
 from agent_tunix.engine.metrics import Record, replace_text
-from agent_tunix.workflows.diagnosis.records import TOLD_APART, Accuracy, difference
+from agent_tunix.workflows.diagnosis.records import Accuracy
 from agent_tunix.workflows.diagnosis.remedies import join, less, value_text
+from agent_tunix.workflows.diagnosis.seeds import gained
 from agent_tunix.workflows.plan import Plan
 from agent_tunix.workflows.report.page import report_on
 from agent_tunix.workflows.tuning import wording
 from agent_tunix.workflows.tuning.search import FINALISTS, Best
-from agent_tunix.workflows.tuning.selection import paired_difference
 from agent_tunix.workflows.tuning.session import Session
 from agent_tunix.workflows.tuning.stages import LR_MIN, RATE, Settings, candidate, possible, stages, start
 
@@ -78,17 +77,6 @@ def starts(s: Session, found: Best) -> list[Accuracy]:
     seeds = range(s.cfg.seed, s.cfg.seed + len(found.accuracies))
     known = {trial.job.cfg.seed: a for trial in s.trials if (a := trial.accuracy(0)) is not None}
     return [known[seed] for seed in seeds] if known.keys() >= set(seeds) else []
-
-
-def gained(before: Sequence[Accuracy], after: Sequence[Accuracy]) -> bool:
-    """Whether training gained more than noise, as far as is known: over all seeds, or with each of them by itself.
-
-    Two seeds that gain much, but not equally much, leave Student's interval for their mean too wide to say anything.
-    """
-    if not before:
-        return True
-    each = all(difference(one, other).z >= TOLD_APART for one, other in zip(before, after, strict=True))
-    return each or paired_difference(before, after).low > 0
 
 
 def _verdict(s: Session, plan: Plan, found: Best, whole: bool, words: str) -> str:

@@ -10,18 +10,11 @@ from typing import Any
 
 from agent_tunix.engine.metrics import Record, read_records
 from agent_tunix.workflows.diagnosis.records import Accuracy
+from agent_tunix.workflows.diagnosis.seeds import paired_difference
 from agent_tunix.workflows.sweep_folder import read_index
 from agent_tunix.workflows.tuning import wording
 from agent_tunix.workflows.tuning.halving import Price, kept
-from agent_tunix.workflows.tuning.selection import (
-    Result,
-    best_finalist,
-    choose,
-    paired_difference,
-    standings,
-    survivors,
-    tied,
-)
+from agent_tunix.workflows.tuning.selection import Result, best_finalist, choose, standings, survivors, tied
 from agent_tunix.workflows.tuning.session import PACE, AllDivergedError, Session
 from agent_tunix.workflows.tuning.stages import Settings, Stage, possible, stages
 

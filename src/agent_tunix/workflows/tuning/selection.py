@@ -1,22 +1,19 @@
 """Which candidate is kept: by held-out accuracy, with its noise.
 
-One run of each: accuracies are told apart from two standard errors of their binomial noise on. Several seeds of each: runs
-of one seed share data and beginning, so they are compared in pairs, by Student's t over the seeds; where seeds happen to
-agree by chance that would be too sure, so an interval is never narrower than binomial noise allows. A challenger takes the
-incumbent's place only if it is told from it: otherwise there is no difference within noise.
+One run of each: accuracies are told apart from two standard errors of their binomial noise on. Several seeds of each: they
+are compared seed by seed. A challenger takes the incumbent's place only if it is told from it: otherwise there is no
+difference within noise.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Sequence
 
-from agent_tunix.workflows.diagnosis.records import TOLD_APART, Z95, Accuracy, difference
+from agent_tunix.workflows.diagnosis.records import TOLD_APART, Accuracy, difference
+from agent_tunix.workflows.diagnosis.seeds import paired_difference
 from agent_tunix.workflows.tuning.halving import LEAST_KEPT
-
-T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # two-sided 95 %, by degrees of freedom from 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,18 +22,6 @@ class Result:
 
     value: float
     accuracy: Accuracy | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Interval:
-    """A share, or a difference of shares, with its 95 % interval."""
-
-    middle: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{100 * self.middle:.1f} % ({100 * self.low:.1f} to {100 * self.high:.1f})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,34 +88,8 @@ def standings(history: Sequence[Sequence[Result]], chosen: float) -> list[Standi
     return [found[value] for value in sorted(found)]
 
 
-def over_seeds(accuracies: Sequence[Accuracy]) -> Interval:
-    """The mean over seeds: the wider of Wilson's interval and Student's over the seeds.
-
-    All seeds are asked the same problems of a data set, so Wilson's counts those of one: more seeds are no more problems.
-    """
-    mean, spread = statistics.fmean(a.share for a in accuracies), _student([a.share for a in accuracies])
-    low, high = Accuracy(accuracies[0].step, mean, min(a.n for a in accuracies)).interval
-    return Interval(mean, max(0.0, min(low, mean - spread)), min(1.0, max(high, mean + spread)))
-
-
-def paired_difference(ones: Sequence[Accuracy], others: Sequence[Accuracy]) -> Interval:
-    """Of accuracies of the same seeds, the second less the first."""
-    changes = [difference(one, other) for one, other in zip(ones, others, strict=True)]
-    middle = statistics.fmean(change.gain for change in changes)
-    binomial = Z95 * math.sqrt(sum(change.error**2 for change in changes)) / len(changes)
-    spread = max(binomial, _student([change.gain for change in changes]))
-    return Interval(middle, middle - spread, middle + spread)
-
-
 def best_finalist(finalists: Sequence[Sequence[Accuracy]]) -> int:
     """The first, unless another is better by more than noise; of several such, the one that gains most."""
     gains = [paired_difference(finalists[0], finalist) for finalist in finalists]
     better = [i for i, gain in enumerate(gains) if gain.low > 0]
     return max(better, key=lambda i: gains[i].middle, default=0)
-
-
-def _student(values: Sequence[float]) -> float:
-    """Half of the interval for the mean of a few values; nothing is known from one."""
-    if len(values) < 2:
-        return 0.0
-    return T[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))

@@ -7,8 +7,9 @@ from typing import Any
 
 from agent_tunix.engine.metrics import Record
 from agent_tunix.workflows.diagnosis.records import Accuracy
+from agent_tunix.workflows.diagnosis.seeds import over_seeds, paired_difference
 from agent_tunix.workflows.display import counted
-from agent_tunix.workflows.tuning.selection import Result, Standing, over_seeds, paired_difference
+from agent_tunix.workflows.tuning.selection import Result, Standing
 from agent_tunix.workflows.tuning.stages import Settings, Stage
 
 

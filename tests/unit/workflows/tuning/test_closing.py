@@ -8,8 +8,7 @@ from omegaconf import OmegaConf
 
 from agent_tunix.config.load import validate
 from agent_tunix.config.schema import Config
-from agent_tunix.workflows.diagnosis.records import Accuracy
-from agent_tunix.workflows.tuning.closing import at_the_edge, best_yaml, gained
+from agent_tunix.workflows.tuning.closing import at_the_edge, best_yaml
 from agent_tunix.workflows.tuning.stages import RATE, possible
 
 COARSE = [1e-6, 1e-5]
@@ -37,15 +36,6 @@ def test_a_best_coarse_rate_beyond_which_a_fine_one_was_tried_is_not():
     assert at_the_edge(session([*COARSE, 3e-6, 3e-5]), {RATE: 1e-5}) == ""
 
 
-@pytest.mark.parametrize(
-    ("ends", "more"),
-    [([0.4, 0.4], False), ([0.9, 0.4], False), ([0.2, 0.2], False), ([0.9, 0.88], True), ([0.98, 0.7], True)],
-)
-def test_what_one_seed_gained_and_the_other_did_not_may_be_noise(ends, more):
-    """What both gained is not, however far apart they end."""
-    assert gained([Accuracy(0, 0.4, 200)] * 2, [Accuracy(40, end, 200) for end in ends]) is more
-
-
 def test_a_rate_below_lr_min_is_written_with_one_that_it_goes_with(config):
     base = validate(config, Config)
     s: Any = SimpleNamespace(base=base, cfg=base, record={"verdict": "So it is."})
@@ -61,7 +51,3 @@ def test_what_the_schedule_has_of_its_own_is_written_as_it_is_in_the_whole_run(c
     s: Any = SimpleNamespace(base=short, cfg=whole, record={"verdict": "So it is."})
     written = OmegaConf.create(best_yaml(s, possible(short, {RATE: 1e-5})))
     assert written.scheduler == {"warmup_steps": 20, "decay_ratio": 0.5}
-
-
-def test_a_start_that_is_not_known_takes_no_gain_away():
-    assert gained([], [Accuracy(40, 0.4, 200)])

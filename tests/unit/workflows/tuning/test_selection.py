@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_tunix.workflows.diagnosis.records import Accuracy
-from agent_tunix.workflows.tuning.selection import (
-    Result,
-    best_finalist,
-    choose,
-    over_seeds,
-    paired_difference,
-    ranked,
-    standings,
-    survivors,
-    tied,
-)
+from agent_tunix.workflows.tuning.selection import Result, best_finalist, choose, ranked, standings, survivors, tied
 
 COUNTS = st.dictionaries(st.sampled_from([1e-7, 1e-6, 1e-5, 1e-4, 1e-3]), st.none() | st.integers(0, 200), min_size=1)
 
@@ -86,46 +74,6 @@ def test_standings_compare_each_value_where_both_were_last():
     assert {value: one.tied for value, one in found.items()} == {1e-6: True, 1e-4: False, 1e-3: False}
     assert found[1e-6].chosen.share == 0.95
     assert found[1e-4].chosen.share == 0.6
-
-
-@given(st.lists(st.integers(0, 200), min_size=1, max_size=10))
-def test_an_interval_holds_its_mean_and_is_never_narrower_than_binomial_noise(rights):
-    found = over_seeds(seeds(*(right / 200 for right in rights)))
-    low, high = Accuracy(40, sum(rights) / 200 / len(rights), 200).interval
-    assert 0 <= found.low <= low + 1e-12
-    assert low <= found.middle + 1e-12
-    assert found.middle <= high + 1e-12
-    assert high - 1e-12 <= found.high <= 1
-
-
-def test_the_interval_covers_the_mean_of_seeds_that_differ():
-    """Seeds whose own success rates scatter by 5 points: binomial noise alone would be far too sure."""
-    rng = np.random.default_rng(0)
-    covered = 0
-    for _ in range(500):
-        rates = np.clip(rng.normal(0.6, 0.05, size=4), 0, 1)
-        interval = over_seeds(seeds(*(rng.binomial(1000, rate) / 1000 for rate in rates), n=1000))
-        covered += interval.low <= 0.6 <= interval.high
-    assert covered / 500 > 0.93
-
-
-def test_the_interval_covers_what_the_model_can_where_all_seeds_are_asked_the_same_problems():
-    """Problems are easy or hard for every seed alike: few of them say little, however many seeds answer."""
-    rng = np.random.default_rng(0)
-    covered = 0
-    for _ in range(500):
-        easy = rng.random(100) < 0.6
-        answered = (rng.random((5, 100)) < 0.05) ^ easy
-        interval = over_seeds(seeds(*answered.mean(axis=1), n=100))
-        covered += interval.low <= 0.6 * 0.95 + 0.4 * 0.05 <= interval.high
-    assert covered / 500 > 0.93
-
-
-def test_a_difference_is_taken_seed_by_seed():
-    first, second = seeds(0.30, 0.60, 0.90), seeds(0.40, 0.70, 0.99)
-    assert paired_difference(first, second).low > 0, "seeds scatter, and the difference does not"
-    assert paired_difference(second, first).middle == pytest.approx(-paired_difference(first, second).middle)
-    assert paired_difference(first, first).low < 0 < paired_difference(first, first).high
 
 
 def test_the_first_finalist_is_kept_unless_another_is_better_beyond_noise():
