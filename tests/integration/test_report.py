@@ -228,6 +228,24 @@ def test_a_sweep_is_drawn_over_its_rates(open_page, browser):
     assert len(colours) == 4
 
 
+def test_seeds_are_small_beside_the_mean_of_their_value(open_page, browser, write_run, tmp_path):
+    """The line goes from mean to mean; the second rate has none, as a seed of it diverged."""
+    for job, (rate, seed) in enumerate(itertools.product((1e-6, 1e-5, 1e-4), (0, 1))):
+        status = "diverged" if (rate, seed) == (1e-5, 1) else "completed"
+        keys = {"optimizer__learning_rate": rate, "seed": seed, "status": status}
+        write_run(tmp_path / "sweep" / str(job), accuracies=(0.4, 0.5 + seed / 5), **keys)
+    open_page(write_report(tmp_path / "sweep").parent)
+    chart = "[data-chart=over-values]"
+    assert sorted(attributes(browser, f"{chart} .series circle", "r")) == ["2"] * 5 + ["5"] * 2
+    assert len(all_of(browser, f"{chart} .bar")) == 2
+    (line,) = attributes(browser, f"{chart} .line", "d")
+    assert line.count("L") == 1
+    hover(browser, f"{chart} svg", 0.1)
+    tip = texts(browser, f"{chart} .tip")[0].replace("\u00a0", " ")
+    assert "60.0 % learning_rate=1e-06, mean over 2 seeds" in tip
+    assert "70.0 % learning_rate=1e-06 seed=1" in tip
+
+
 PATHS = tuple(f"/home/someone/projects/reasoning/data/version-{i}/train.jsonl" for i in range(3))
 NAMES = ("adamw", "lion", "muon", "schedule_free_adamw", "sgd")
 

@@ -16,6 +16,7 @@ from agent_tunix.workflows.diagnosis.examination import Report, examine
 from agent_tunix.workflows.diagnosis.finding import Finding
 from agent_tunix.workflows.diagnosis.records import RunRecords, read_run
 from agent_tunix.workflows.diagnosis.remedies import OwnOverrides
+from agent_tunix.workflows.diagnosis.repeats import numbered
 from agent_tunix.workflows.diagnosis.sweep import SweepReport, examine_sweep
 from agent_tunix.workflows.display import counted, say
 from agent_tunix.workflows.sweep_folder import job_folders, overrides_of, read_index
@@ -116,13 +117,39 @@ def show_sweep(folder: Path, report: SweepReport, console: Console) -> None:
             say(console, f"       ended by: {error}")
     if report.others:
         say(console, f"  not begun, or unreadable: {', '.join(report.others)}")
-    best = next((job for job in report.jobs if job.name == report.best), None)
-    if best is not None:
-        tied = f"; within noise of it: {', '.join(report.tied)}" if report.tied else ""
-        so_far = "" if report.ended else " so far"
-        label = f"  {best.label}" if best.label else ""  # of a single job nothing differs
-        say(console, f"\nBest{so_far}: job {best.name}{label}  ({best.accuracy:.1%}){tied}")
+    if said := _on_candidates(report) if report.repeated else _on_best(report):
+        say(console, f"\n{said}")
     _show_findings(report.findings, console)
+
+
+def _on_best(report: SweepReport) -> str:
+    best = next((job for job in report.jobs if job.name == report.best), None)
+    if best is None:
+        return ""
+    tied = f"; within noise of it: {', '.join(report.tied)}" if report.tied else ""
+    label = f"  {best.label}" if best.label else ""  # of a single job nothing differs
+    return f"Best{_so_far(report)}: job {best.name}{label}  ({best.accuracy:.1%}){tied}"
+
+
+def _on_candidates(report: SweepReport) -> str:
+    """The best over its seeds, or what seeds alone come to; and which candidates a diverged seed rules out."""
+    named = {one.name: one for one in report.candidates}
+    first = report.candidates[0] if report.seeds_alone else named.get(report.best or "")
+    lines = [f"{one.not_ranked}." for one in report.candidates if one.diverged]
+    if first and (mean := first.accuracy):
+        seeds = counted(len(first.measured), "seed")
+        said = f"Best{_so_far(report)}: {first.label} (mean {mean.middle:.1%} over {seeds}: {numbered(first.measured)})"
+        if tied := [f"{named[name].label} ({numbered(named[name].measured)})" for name in report.tied]:
+            said += f"; within noise of it: {', '.join(tied)}"
+        if report.seeds_alone:
+            interval = f"{mean.middle:.1%} ({100 * mean.low:.1f} to {100 * mean.high:.1f})"
+            said = f"{seeds}{_so_far(report)}: {interval}. A better seed is luck."
+        lines.insert(0, said)
+    return "\n".join(lines)
+
+
+def _so_far(report: SweepReport) -> str:
+    return "" if report.ended else " so far"
 
 
 def _show_findings(findings: Sequence[Finding], console: Console) -> None:

@@ -1,4 +1,4 @@
-"""The diagnosis of a sweep: a line for each job, the best of them, and what the whole grid shows."""
+"""The diagnosis of a sweep: a line for each job, the best candidate, and what the whole grid shows."""
 
 from __future__ import annotations
 
@@ -9,62 +9,39 @@ from functools import partial
 from typing import Any
 
 from agent_tunix.tasks import arithmetic
-from agent_tunix.workflows.diagnosis.examination import Report, examine
+from agent_tunix.workflows.diagnosis.examination import examine
 from agent_tunix.workflows.diagnosis.finding import Finding, Severity
-from agent_tunix.workflows.diagnosis.records import FINISHED, TOLD_APART, Accuracy, RunRecords, difference
-from agent_tunix.workflows.diagnosis.remedies import join, leaves, less, possible, rounded, value_text
+from agent_tunix.workflows.diagnosis.records import Accuracy, RunRecords
+from agent_tunix.workflows.diagnosis.remedies import join, leaves, less, possible, rounded
+from agent_tunix.workflows.diagnosis.repeats import RATE, RUINED, SEED, Job, Repeats, best_of, candidates_of
 
-RATE = "optimizer.learning_rate"
 LR_MIN = "scheduler.lr_min"
 ALGORITHM = "optimizer.optimizer_name"
 FLAT = {"not learning", "slow convergence", "updates that do not survive"}
-RUINED = {"diverging", "policy collapse", "KL runaway"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    name: str
-    settings: dict[str, Any]  # what differs between the jobs
-    accuracy: float | None
-    report: Report
-    status: str
-    steps: int
-    rolled_back: bool = False
-
-    @property
-    def rate(self) -> float | None:
-        """Its learning rate, if it is known and differs between the jobs."""
-        rate = self.settings.get(RATE)
-        return float(rate) if isinstance(rate, int | float) else None
-
-    @property
-    def ended(self) -> bool:
-        return self.status in FINISHED
-
-    @property
-    def illnesses(self) -> set[str]:
-        """Those that are not mild. A run that was rolled back diverged at its own rate, whatever it came to at a tenth."""
-        grave = {finding.illness for finding in self.report.findings if finding.severity != Severity.MILD}
-        return grave | ({"diverging"} if self.rolled_back else set())
-
-    @property
-    def label(self) -> str:
-        """What tells it from the others; a search over an interval draws numbers of seventeen digits."""
-        told = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in self.settings.items()}
-        return " ".join(f"{key.rpartition('.')[2]}={value_text(value)}" for key, value in told.items())
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepReport:
     jobs: list[Job]
-    best: str | None  # the job of the highest final accuracy
-    tied: list[str]  # jobs that noise does not tell from it
+    candidates: list[Repeats]
+    best: str | None  # the candidate of the highest mean final accuracy, by its first job; seeds alone have none
+    tied: list[str]  # candidates that noise does not tell from it, by their first jobs
     findings: list[Finding]
     others: list[str]  # jobs that have not begun, or cannot be read
 
     @property
     def ended(self) -> bool:
         return not self.others and all(job.ended for job in self.jobs)
+
+    @property
+    def repeated(self) -> bool:
+        """Whether a candidate has several seeds."""
+        return len(self.candidates) < len(self.jobs)
+
+    @property
+    def seeds_alone(self) -> bool:
+        """Whether nothing but the seed was swept: no seed is better than another."""
+        return self.repeated and not self.candidates[0].settings
 
 
 def examine_sweep(runs: Mapping[str, RunRecords], others: Mapping[str, Sequence[str]] | None = None) -> SweepReport:
@@ -87,13 +64,14 @@ def examine_sweep(runs: Mapping[str, RunRecords], others: Mapping[str, Sequence[
         for (name, run), settings in zip(runs.items(), told_apart, strict=True)
     ]
     ends = {name: end for name, run in runs.items() if (end := end_of(run))}
-    best = max(ends, key=lambda name: ends[name].share, default=None)
-    tied = [name for name in ends if best and name != best and difference(ends[name], ends[best]).z < TOLD_APART]
-    report = SweepReport(jobs, best, tied, [], list(others))
-    leader = runs[best] if best else next(iter(runs.values()))
-    alike = [job for job in jobs if runs[job.name].setting(ALGORITHM) == leader.setting(ALGORITHM)]
-    findings = _over_all(alike, best, tied, leader, ends[best].n if best else 0) if report.ended else []
-    return dataclasses.replace(report, findings=findings)
+    candidates = candidates_of(jobs, ends, [name for name, run in runs.items() if _diverged(run)])
+    report = SweepReport(jobs, candidates, None, [], [], list(others))
+    best, tied = best_of(candidates, ends) if not report.seeds_alone else (None, [])
+    leader = runs[best.name] if best else next(iter(runs.values()))
+    alike = [one for one in candidates if runs[one.name].setting(ALGORITHM) == leader.setting(ALGORITHM)]
+    problems = min(ends[name].n for name in best.measured) if best else 0
+    findings = _over_all(alike, best, tied, leader, problems) if report.ended else []
+    return dataclasses.replace(report, best=best.name if best else None, tied=tied, findings=findings)
 
 
 def end_of(run: RunRecords) -> Accuracy | None:
@@ -102,7 +80,11 @@ def end_of(run: RunRecords) -> Accuracy | None:
     So neither its beginning nor another rate makes it the best; nor does what it was before the first update.
     """
     seen = [accuracy for accuracy in run.accuracies() if accuracy.step > 0]
-    return seen[-1] if seen and run.summary.get("status") != "diverged" and not run.rolled_back else None
+    return seen[-1] if seen and not _diverged(run) else None
+
+
+def _diverged(run: RunRecords) -> bool:
+    return run.summary.get("status") == "diverged" or run.rolled_back
 
 
 def _told_apart(runs: Sequence[RunRecords], waiting: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
@@ -136,36 +118,45 @@ def _differing(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key in keys if len({repr(table.get(key)) for table in tables}) > 1]
 
 
-def _next_sweep(leader: RunRecords, dropped: Sequence[str], grid: Sequence[float], evaluated_on: int | None = None) -> str:
-    """The command of a sweep over these rates, which has all else from one run, but for the keys that are dropped."""
+def _next_sweep(leader: RunRecords, grid: Sequence[float], evaluated_on: int | None = None) -> str:
+    """The command of a sweep over these rates, which has all else from one run."""
     changes = possible(leader, {RATE: rounded(min(grid))})
     changes[RATE] = ",".join(f"{min(1.0, rounded(rate)):g}" for rate in grid)
     if evaluated_on:
         changes["evaluation.num_examples"] = evaluated_on
-    own = less(leader.overrides, *changes, *dropped)
+    own = less(leader.overrides, *changes)
     return join(["--multirun", *own, *(f"{k}={v}" for k, v in reversed(changes.items()))])
 
 
+def _with_all_seeds(leader: RunRecords, candidates: Sequence[Repeats]) -> RunRecords:
+    """The run with the seeds of all repeats in place of its own; one that was only better by luck is not kept."""
+    seeds = list(dict.fromkeys(seed for one in candidates for seed in one.seeds if seed is not None))
+    if len(seeds) < 2:
+        return leader
+    swept = [f"{SEED}={','.join(map(str, seeds))}"] if any(len(one.jobs) > 1 for one in candidates) else []
+    return dataclasses.replace(leader, overrides=[*less(leader.overrides, SEED), *swept])
+
+
 def _over_all(
-    jobs: Sequence[Job], best: str | None, tied: Sequence[str], leader: RunRecords, problems: int
+    candidates: Sequence[Repeats], best: Repeats | None, tied: Sequence[str], leader: RunRecords, problems: int
 ) -> list[Finding]:
     """What only the whole grid of learning rates shows; those of another algorithm are no part of it."""
-    rates = sorted(_rates(jobs))
+    rates = sorted(_rates(candidates))
     if len(rates) < 2:
         return []
-    sweep = partial(_next_sweep, leader, [key for key in jobs[0].settings if key == "seed"])  # a better seed is luck
+    sweep = partial(_next_sweep, _with_all_seeds(leader, candidates))
     low, high = rates[0], rates[-1]
-    if missed := _all_missed(jobs, low, high, sweep):
+    if missed := _all_missed(candidates, low, high, sweep):
         return [missed]
-    if best and all(job.name in (best, *tied) for job in jobs):
-        evidence = f"from {low:g} to {high:g} all jobs end within noise of each other, on {problems} problems"
+    if best and all(one.name in (best.name, *tied) for one in candidates):
+        all_ = f"all {_kind(candidates)}s end within noise of each other"
+        evidence = f"from {low:g} to {high:g} {all_}, on {problems} problems"
         there = arithmetic.how_many("validation") if leader.setting("data.source") == "arithmetic" else 4 * problems
         remedy = sweep(rates, evaluated_on=min(4 * problems, there))
         return [Finding("no difference within noise", Severity.MILD, evidence, remedy)]
-    rate = next((job.rate for job in jobs if job.name == best), None)
-    if rate is None:
+    if best is None or (rate := best.rate) is None:
         return []
-    as_good = sorted(_rates(job for job in jobs if job.name in tied) - {rate})
+    as_good = sorted(_rates(one for one in candidates if one.name in tied) - {rate})
     if rate not in (low, high):
         evidence = f"the best rate, {rate:g}, lies inside the grid"
     else:
@@ -173,34 +164,41 @@ def _over_all(
         if not as_good:
             beyond = [rate, rate * 3, rate * 10]
             if rate == low:  # and, where the next rate is ruinous, something between the two
-                above = [math.sqrt(rate * rates[1])] if rates[1] in _rates(_ruined(jobs)) else []
+                above = [math.sqrt(rate * rates[1])] if rates[1] in _rates(_ruined(candidates)) else []
                 beyond = [rate / 10, rate / 3, rate, *above]
             return [Finding("best at the edge of the grid", Severity.MILD, evidence, sweep(beyond))]
         evidence += f", but noise does not tell it from {', '.join(f'{other:g}' for other in as_good)}"
     return [Finding("refine", Severity.MILD, evidence, sweep([rate / 3, rate, rate * 3]))]
 
 
-def _all_missed(jobs: Sequence[Job], low: float, high: float, sweep: Callable[[Sequence[float]], str]) -> Finding | None:
-    """Where no job is well: all rates are too low, or too high, or good ones lie between those that are."""
-    if all(job.illnesses & FLAT for job in jobs):
-        evidence = f"no job from {low:g} to {high:g} learns as it should"
+def _all_missed(
+    candidates: Sequence[Repeats], low: float, high: float, sweep: Callable[[Sequence[float]], str]
+) -> Finding | None:
+    """Where no candidate is well: all rates are too low, or too high, or good ones lie between those that are."""
+    if all(FLAT.intersection(one.illnesses) for one in candidates):
+        evidence = f"no {_kind(candidates)} from {low:g} to {high:g} learns as it should"
         return Finding("all rates too low", Severity.SERIOUS, evidence, sweep([high * 3, high * 10, high * 30]))
-    ruined = _ruined(jobs)
-    if len(ruined) == len(jobs):
-        evidence = f"every job from {low:g} to {high:g} diverges or collapses"
+    ruined = _ruined(candidates)
+    if len(ruined) == len(candidates):
+        often = " with one seed or more" if _kind(candidates) == "candidate" else ""
+        evidence = f"every {_kind(candidates)} from {low:g} to {high:g} diverges or collapses{often}"
         return Finding("all rates too high", Severity.GRAVE, evidence, sweep([low / 30, low / 10, low / 3]))
-    flat = [job for job in jobs if job.illnesses & FLAT and job not in ruined]
+    flat = [one for one in candidates if FLAT.intersection(one.illnesses) and one not in ruined]
     below, above = max(_rates(flat), default=math.inf), min(_rates(ruined), default=0.0)
-    if len(flat) + len(ruined) < len(jobs) or below >= above:
+    if len(flat) + len(ruined) < len(candidates) or below >= above:
         return None
     evidence = f"{below:g} is too low to learn as it should, {above:g} diverges or collapses, and none between was tried"
     between = [below * (above / below) ** (n / 4) for n in (1, 2, 3)]
     return Finding("good rates stepped over", Severity.SERIOUS, evidence, sweep(between))
 
 
-def _ruined(jobs: Sequence[Job]) -> list[Job]:
-    return [job for job in jobs if job.illnesses & RUINED]
+def _kind(candidates: Sequence[Repeats]) -> str:
+    return "candidate" if any(len(one.jobs) > 1 for one in candidates) else "job"
 
 
-def _rates(jobs: Iterable[Job]) -> set[float]:
-    return {job.rate for job in jobs if job.rate is not None}
+def _ruined(candidates: Sequence[Repeats]) -> list[Repeats]:
+    return [one for one in candidates if RUINED.intersection(one.illnesses)]
+
+
+def _rates(candidates: Iterable[Repeats]) -> set[float]:
+    return {one.rate for one in candidates if one.rate is not None}

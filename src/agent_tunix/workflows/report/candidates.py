@@ -12,13 +12,18 @@ from agent_tunix.workflows import doctor
 from agent_tunix.workflows.diagnosis.examination import Report
 from agent_tunix.workflows.diagnosis.records import Accuracy, RunRecords, finite, late
 from agent_tunix.workflows.diagnosis.remedies import value_text
-from agent_tunix.workflows.diagnosis.sweep import RATE, SweepReport, end_of, examine_sweep
+from agent_tunix.workflows.diagnosis.repeats import RATE, Repeats
+from agent_tunix.workflows.diagnosis.seeds import Interval, mean_of, over_seeds
+from agent_tunix.workflows.diagnosis.sweep import SweepReport, end_of, examine_sweep
+from agent_tunix.workflows.display import counted
 from agent_tunix.workflows.report.chart import Chart, Colour, Mark, Series, hue, on_scale, places
-from agent_tunix.workflows.report.verdict import Standing, percent
+from agent_tunix.workflows.report.verdict import Standing, over_its_seeds, percent
 from agent_tunix.workflows.sweep_folder import job_folders, labels, overrides_of, read_index
 
 WIDE = 8  # times the least value: from there on values are laid out by their logarithm
 ABSENT: Colour = ("#767676", "#9a9a9a")
+SINGLE = "Held-out accuracy at the end of each candidate, with 95 % intervals."
+SEVERAL = "Held-out accuracy at the end of each candidate, its mean over the seeds with 95 % intervals. Small: single seeds."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +38,7 @@ class Candidate:
     dash: bool = False
     run: RunRecords | None = None
     report: Report | None = None
+    repeats: Repeats | None = None  # where it is one of several seeds, and not of seeds alone
 
     @property
     def first(self) -> Accuracy | None:
@@ -42,6 +48,11 @@ class Candidate:
     @property
     def end(self) -> Accuracy | None:
         return end_of(self.run) if self.run else None
+
+    @property
+    def mean(self) -> Interval | None:
+        """Over the seeds of what it repeats, or with its own alone."""
+        return self.repeats.accuracy if self.repeats else over_seeds([self.end]) if self.end else None
 
     @property
     def standing(self) -> Standing:
@@ -58,13 +69,35 @@ def read_candidates(folder: Path) -> tuple[list[Candidate], SweepReport | None]:
     ]
     report = examine_sweep(runs, others) if runs else None
     jobs = report.jobs if report else []
-    drawn = _colours([job.settings for job in jobs])
+    compared = report.candidates if report and report.repeated and not report.seeds_alone else []
+    repeats = {job: one for one in compared for job in one.jobs}
+    settings = [repeats[job.name].settings if repeats else job.settings for job in jobs]
     found = [
-        Candidate(job.name, job.label or f"job {job.name}", _status(run), job.settings, colour, dash, run, job.report)
-        for job, run, (colour, dash) in zip(jobs, runs.values(), drawn, strict=True)
+        Candidate(
+            job.name, job.label or f"job {job.name}", _status(run), own, *drawn, run, job.report, repeats.get(job.name)
+        )
+        for job, run, own, drawn in zip(jobs, runs.values(), settings, _colours(settings), strict=True)
     ]
     known = {candidate.name for candidate in [*found, *unreadable]}
     return [*found, *unreadable, *_not_begun(folder, known)], report
+
+
+def ranks(report: SweepReport | None) -> dict[str, str]:
+    """The jobs of the best candidate, and of those that noise does not tell from it."""
+    if report is None:
+        return {}
+    names = {report.best: "best"} | dict.fromkeys(report.tied, "tied")
+    return {job: names[one.name] for one in report.candidates if one.name in names for job in one.jobs}
+
+
+def standings(candidates: Sequence[Candidate], report: SweepReport) -> tuple[Standing | None, list[Standing]]:
+    """Of the best, and of those that noise does not tell from it; that of seeds alone takes the place of the best."""
+    found = {}
+    for one in report.candidates:
+        own = [candidate.standing for candidate in candidates if candidate.name in one.jobs]
+        found[one.name] = over_its_seeds(one.label, own if one.accuracy else []) if report.repeated else own[0]
+    best = report.candidates[0].name if report.seeds_alone else report.best
+    return found[best] if best else None, [found[name] for name in report.tied]
 
 
 def _status(run: RunRecords) -> str:
@@ -116,16 +149,17 @@ def accuracy_over_values(candidates: Sequence[Candidate]) -> Chart | None:
     names = [] if numeric else list(dict.fromkeys(map(value_text, values)))
     xs = [float(value or 0) if numeric else float(names.index(value_text(value))) for value in values]
     placed = sorted(zip(xs, begun, strict=True), key=lambda pair: pair[0])
-    groups: dict[str, list[tuple[float, Candidate]]] = {}
-    for x, one in placed:
-        groups.setdefault(_others(one.settings, key), []).append((x, one))
+    by_seeds = _by_seeds(placed)
+    groups: dict[str, list[tuple[float, list[Candidate]]]] = {}
+    for x, seeds in by_seeds:
+        groups.setdefault(_others(seeds[0].settings, key), []).append((x, seeds))
     series = [_series(name, members, hue(i)) for i, (name, members) in enumerate(groups.items())]
-    bases = {one.first.share for one in begun if one.first}
+    bases = {mean_of(firsts).share for _, seeds in by_seeds if (firsts := [one.first for one in seeds if one.first])}
     spread = numeric and min(xs) > 0 and max(xs) >= WIDE * min(xs)
     return Chart(
         "over-values",
         f"Accuracy by {key.rpartition('.')[2].replace('_', ' ')}",
-        "Held-out accuracy at the end of each candidate, with 95 % intervals. Hollow: not ended. Cross: no final accuracy.",
+        f"{SEVERAL if any(one.repeats for one in begun) else SINGLE} Hollow: not ended. Cross: no final accuracy.",
         series,
         x_label=key,
         percent=True,
@@ -137,41 +171,62 @@ def accuracy_over_values(candidates: Sequence[Candidate]) -> Chart | None:
     )
 
 
-def _series(name: str, members: Sequence[tuple[float, Candidate]], colour: Colour) -> Series:
-    ended = [(x, one, end) for x, one in members if (end := one.end) is not None]
-    points = [(x, end.share, *end.interval) for x, _, end in ended]
-    hollow = [x for x, one, _ in ended if one.status != "completed"]
-    notes = [f"{one.label}, {one.status}, {end.n} problems" for _, one, end in ended]
-    colours = [one.colour for _, one, _ in ended]
+def _by_seeds(placed: Sequence[tuple[float, Candidate]]) -> list[tuple[float, list[Candidate]]]:
+    """The jobs of each candidate, with their place."""
+    found: dict[str, tuple[float, list[Candidate]]] = {}
+    for x, one in placed:
+        found.setdefault(one.repeats.name if one.repeats else one.name, (x, []))[1].append(one)
+    return list(found.values())
+
+
+def _series(name: str, members: Sequence[tuple[float, list[Candidate]]], colour: Colour) -> Series:
+    """A point a candidate; where it has several seeds, their mean, and a small one for each of them."""
+    points: list[Sequence[float]] = []
+    notes, colours, hollow = list[str](), list[Colour](), list[float]()
+    for x, seeds in members:
+        ended = [(one, end) for one in seeds if (end := one.end) is not None]
+        told = [f"{one.label}, {one.status}, {end.n} problems" for one, end in ended]
+        repeats, mean = seeds[0].repeats, seeds[0].mean
+        if mean is not None:
+            points.append((x, mean.middle, mean.low, mean.high))
+            notes += [f"{repeats.label}, mean over {counted(len(ended), 'seed')}"] if repeats else told
+        if repeats is not None:
+            points += [(x, end.share) for _, end in ended]
+            notes += told
+        hollow += [x] if any(one.status != "completed" for one, _ in ended) else []
+        colours += [seeds[0].colour] * (len(points) - len(colours))
     return Series(f"over-values {name}", name or "held-out accuracy", points, colour, False, hollow, notes, colours)
 
 
 def heat_table(candidates: Sequence[Candidate]) -> Record | None:
     """The accuracies as a grid, where exactly two keys are swept, and neither follows from the other."""
-    begun = [one for one in candidates if one.run is not None]
-    if not begun or len(begun[0].settings) != 2:
+    begun = _by_seeds([(0.0, one) for one in candidates if one.run is not None])
+    if not begun or len(begun[0][1][0].settings) != 2:
         return None
-    across, down = begun[0].settings
+    across, down = begun[0][1][0].settings
     cells: dict[str, dict[str, Record]] = {}
-    for one in begun:
+    for _, seeds in begun:
+        one, mean = seeds[0], seeds[0].mean
+        missing = next((seed.status for seed in seeds if seed.end is None), one.status)
         row = cells.setdefault(value_text(one.settings[down]), {})
         row[value_text(one.settings[across])] = {
-            "share": one.end.share if one.end else None,
-            "text": percent(one.end.share) if one.end else one.status,
+            "share": mean.middle if mean else None,
+            "text": percent(mean.middle) if mean else missing,
         }
-    columns = list(dict.fromkeys(value_text(one.settings[across]) for one in begun))
+    columns = list(dict.fromkeys(value_text(seeds[0].settings[across]) for _, seeds in begun))
     if len(begun) <= max(len(columns), len(cells)):
         return None
     return {"across": across, "down": down, "columns": columns, "rows": cells}
 
 
-def table(candidates: Sequence[Candidate], best: str | None, tied: Sequence[str], pages: Mapping[str, str]) -> Record:
-    """One row a candidate: what is shown in each cell, and the number by which it is sorted."""
+def table(candidates: Sequence[Candidate], ranked: Mapping[str, str], pages: Mapping[str, str]) -> Record:
+    """One row a job: what is shown in each cell, and the number by which it is sorted."""
     heads = ["job", "candidate", "accuracy", "95 % interval", "before", "reward", "KL", "updates", "seconds", "state"]
-    return {"heads": heads, "rows": [_row(one, best, tied) | {"page": pages.get(one.name)} for one in candidates]}
+    rows = [_row(one, ranked.get(one.name, "")) | {"page": pages.get(one.name)} for one in candidates]
+    return {"heads": heads, "rows": rows}
 
 
-def _row(one: Candidate, best: str | None, tied: Sequence[str]) -> Record:
+def _row(one: Candidate, rank: str) -> Record:
     end, first, run = one.end, one.first, one.run
     low, high = end.interval if end else (None, None)
     reward = late(run.values("reward/mean")) if run else None
@@ -193,7 +248,6 @@ def _row(one: Candidate, best: str | None, tied: Sequence[str]) -> Record:
         (f"{seconds:g}" if finite(seconds) else "-", seconds if finite(seconds) else None),
         (", ".join([state, *ills]), None),
     ]
-    rank = "best" if one.name == best else "tied" if one.name in tied else ""
     return {"id": one.name, "colour": one.colour, "rank": rank, "cells": cells}
 
 

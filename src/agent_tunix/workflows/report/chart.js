@@ -78,6 +78,8 @@ class ChartView {
   smooth() { return state.smooth.get(this.key) ?? true; }
   trendOf(series) { return this.smooth() ? series.trend : []; }
   hidesPoints(series) { return this.trendOf(series).length > 0 && this.shown().length > 2; }
+  // What its line goes through: among candidates, single seeds lie beside it.
+  through(series) { return series.notes.length ? series.points.filter((p) => p.length > 2) : series.points; }
   usable(p) { return (!this.log("y") || p[1] > 0) && (!this.log("x") || p[0] > 0); }
 
   set(choices, name, on) {
@@ -98,8 +100,8 @@ class ChartView {
     fill(this.switches, buttons);
     const own = this.sharedLegend || chart.series.length < 2 ? [] : chart.series;
     fill(this.legend, own.map((series) => legendEntry(series, this.scope, () => this.paint())));
-    const ends = chart.series.slice(0, ROWS).filter((series) => series.points.length).map((series) => {
-      const a = series.points[0], b = series.points[series.points.length - 1];
+    const ends = chart.series.slice(0, ROWS).filter((series) => this.through(series).length).map((series) => {
+      const points = this.through(series), a = points[0], b = points[points.length - 1];
       return `${series.name}: ${this.value(a[1])} at ${this.place(a[0])}, ${this.value(b[1])} at ${this.place(b[0])}`;
     });
     this.svg.setAttribute("aria-label", `${chart.title} by ${chart.x_label}. ${chart.note} ${ends.join("; ")}. Arrow keys tell single values.`);
@@ -176,17 +178,18 @@ class ChartView {
       const d = some.map((p, i) => `${i ? "L" : "M"}${x.at(p[0]).toFixed(1)} ${y.at(p[1]).toFixed(1)}`).join("");
       group.append(make("path", { class: series.dash ? `${kind} dashed` : kind, colour: series.colour, d }));
     };
-    if (!this.hidesPoints(series)) draw(drawable.map(([p]) => p), trend.length ? "line behind" : "line");
+    const through = this.through(series), single = series.notes.length > 0;
+    if (!this.hidesPoints(series)) draw(through.filter((p) => this.usable(p)), trend.length ? "line behind" : "line");
     if (trend.length) draw(trend, "line");
-    if (series.points.length > FEW || (crowded && !series.notes.length)) return group;
+    if (through.length > FEW || (crowded && !single)) return group;
     for (const [p, colour] of drawable) {
       const at = x.at(p[0]);
       if (p.length > 2) {
         const [low, high] = p.slice(2).map((end) => y.at(this.log("y") ? Math.max(end, p[1] / 1e3) : end));
         group.append(make("path", { class: "bar", colour, d: `M${at - 4} ${low}h8m-4 0V${high}m-4 0h8` }));
       }
-      const kind = series.hollow.includes(p[0]) ? "dot hollow" : "dot", r = series.notes.length ? 5 : 3;
-      if (p.length > 2 || points.length < 3) group.append(make("circle", { class: kind, colour, cx: at, cy: y.at(p[1]), r }));
+      const kind = series.hollow.includes(p[0]) ? "dot hollow" : "dot", r = !single ? 3 : p.length > 2 ? 5 : 2;
+      if (p.length > 2 || single || points.length < 3) group.append(make("circle", { class: kind, colour, cx: at, cy: y.at(p[1]), r }));
     }
     return group;
   }

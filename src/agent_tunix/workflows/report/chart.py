@@ -43,7 +43,7 @@ class Series:
     colour: Colour
     dash: bool = False
     hollow: Sequence[float] = ()  # x of points that are not final
-    notes: Sequence[str] = ()  # one for each point, for its tooltip
+    notes: Sequence[str] = ()  # one for each point, for its tooltip; of these, one without an interval is a single seed
     colours: Sequence[Colour] = ()  # one for each point, where points are candidates
     trend: Sequence[Point] = ()  # means of stretches, for a long line that scatters
 
@@ -129,7 +129,7 @@ def trend_of(points: Sequence[Point], stretches: int) -> list[Point]:
 
 
 def thinned(charts: Iterable[Chart], most: int) -> list[Chart]:
-    """Charts with thinner lines, and with trends. A series with notes is left as it is: it has one point per candidate."""
+    """Charts with thinner lines, and with trends. A series with notes is left as it is: its points are candidates."""
 
     def thinner(series: Series, noisy: bool) -> Series:
         long = noisy and len(series.points) >= LONG

@@ -20,7 +20,16 @@ from agent_tunix.workflows.diagnosis.examination import examine
 from agent_tunix.workflows.diagnosis.finding import Finding
 from agent_tunix.workflows.diagnosis.records import RunRecords, finite, read_object
 from agent_tunix.workflows.diagnosis.remedies import value_text
-from agent_tunix.workflows.report.candidates import Candidate, accuracy_over_values, heat_table, read_candidates, table
+from agent_tunix.workflows.diagnosis.sweep import SweepReport
+from agent_tunix.workflows.report.candidates import (
+    Candidate,
+    accuracy_over_values,
+    heat_table,
+    ranks,
+    read_candidates,
+    standings,
+    table,
+)
 from agent_tunix.workflows.report.curves import Line, overlaid_charts, run_charts
 from agent_tunix.workflows.report.finder import finder_sections, finder_verdict, ramps_verdict
 from agent_tunix.workflows.report.plain import bounded, plain
@@ -71,13 +80,14 @@ def _run(folder: Path) -> Record:
 
 
 def _sweep(folder: Path) -> Record:
-    section, verdict, candidates, findings = _sweep_section(folder, folder)
+    section, verdict, candidates, report = _sweep_section(folder, folder)
     mode = read_object(folder / "sweep.json").get("mode")
     runs = [one.run for one in candidates if one.run is not None]
     ramps = any(doctor.is_ramp(folder / one.name) for one in candidates)
     own = [_finding(f, one.label) for one in candidates if one.report for f in one.report.findings]
-    judged = {} if ramps else {"findings": [*map(_finding, findings), *own]}
-    tiles = [("candidates", str(len(candidates)), ""), *([("run as", str(mode), "")] if mode else [])]
+    judged = {} if ramps else {"findings": [*map(_finding, report.findings if report else []), *own]}
+    jobs = "jobs" if report and report.repeated else "candidates"
+    tiles = [(jobs, str(len(candidates)), ""), *([("run as", str(mode), "")] if mode else [])]
     return {
         "verdict": verdict,
         "tiles": tiles + _common(list(map(_about, runs))),
@@ -87,18 +97,18 @@ def _sweep(folder: Path) -> Record:
     }
 
 
-def _sweep_section(folder: Path, root: Path) -> tuple[Record, Verdict, list[Candidate], Sequence[Finding]]:
+def _sweep_section(folder: Path, root: Path) -> tuple[Record, Verdict, list[Candidate], SweepReport | None]:
     candidates, report = read_candidates(folder)
     suggestions = ramps_verdict({one.label: folder / one.name for one in candidates})
     if suggestions and report:
         report = dataclasses.replace(report, best=None, tied=[])
     begun = [one for one in candidates if one.run is not None]
-    best = next((one for one in begun if report and one.name == report.best), None)
-    tied = [one for one in begun if report and one.name in report.tied]
+    best, tied = standings(candidates, report) if report else (None, [])
+    ranked = ranks(report)
     lines = [Line(one.name, one.label, one.colour, one.dash, one.run) for one in begun if one.run]
     overlaid = overlaid_charts(lines) if lines else []
     first = accuracy_over_values(candidates)
-    ordered = sorted(begun, key=lambda one: one is not best)
+    ordered = sorted(begun, key=lambda one: ranked.get(one.name) != "best")
     written = [one.name for one in begun if (folder / one.name / "report.html").is_file()]
     pages = {name: str(Path(folder.relative_to(root), name, "report.html").as_posix()) for name in written}
     section = {
@@ -107,12 +117,12 @@ def _sweep_section(folder: Path, root: Path) -> tuple[Record, Verdict, list[Cand
         "charts": [*([first] if first else []), *overlaid],
         "legend": [{"id": one.name, "name": one.label, "colour": one.colour, "dash": one.dash} for one in begun],
         "heat": heat_table(candidates),
-        "table": table(candidates, report.best if report else None, report.tied if report else [], pages),
+        "table": table(candidates, ranked, pages),
         "samples": _samples([(one.label, folder / one.name) for one in ordered]),
     }
-    findings = report.findings if report else []
-    standings = [one.standing for one in candidates], best.standing if best else None, [one.standing for one in tied]
-    return section, suggestions or sweep_verdict(*standings, findings), candidates, findings
+    findings, repeats = (report.findings, report.candidates if report.repeated else []) if report else ([], [])
+    verdict = sweep_verdict([one.standing for one in candidates], best, tied, findings, repeats)
+    return section, suggestions or verdict, candidates, report
 
 
 def _tune(folder: Path) -> Record:

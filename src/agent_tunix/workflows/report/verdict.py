@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from agent_tunix.workflows.diagnosis.examination import Report
 from agent_tunix.workflows.diagnosis.finding import Finding, Severity
 from agent_tunix.workflows.diagnosis.records import FINISHED, TOLD_APART, Accuracy, RunRecords, difference
+from agent_tunix.workflows.diagnosis.repeats import Repeats
+from agent_tunix.workflows.diagnosis.seeds import gained, mean_of, over_seeds
 from agent_tunix.workflows.diagnosis.signs import reward_or_loss
 from agent_tunix.workflows.display import counted
 
@@ -86,32 +88,79 @@ class Standing:
     first: Accuracy | None
     end: Accuracy | None
 
+    @property
+    def reached(self) -> str:
+        return with_interval(self.end) if self.end else "-"
+
+    @property
+    def gained(self) -> bool:
+        return not self.first or not self.end or difference(self.first, self.end).z >= TOLD_APART
+
+
+@dataclasses.dataclass(frozen=True)
+class OverSeeds(Standing):
+    """That of a candidate with several seeds: its accuracies are their means."""
+
+    firsts: Sequence[Accuracy]
+    ends: Sequence[Accuracy]
+
+    @property
+    def reached(self) -> str:
+        mean = over_seeds(self.ends)
+        interval = f"95 % interval {100 * mean.low:.1f} to {100 * mean.high:.1f} %"
+        return f"{percent(mean.middle)} ({interval}) over {counted(len(self.ends), 'seed')}"
+
+    @property
+    def gained(self) -> bool:
+        return gained(self.firsts, self.ends)
+
+
+def over_its_seeds(label: str, seeds: Sequence[Standing]) -> OverSeeds:
+    """Of those seeds that were evaluated; what they were before is given where it is known of all."""
+    measured = [(one.first, one.end) for one in seeds if one.end]
+    ends = [end for _, end in measured]
+    firsts = [first for first, _ in measured if first]
+    firsts = firsts if len(firsts) == len(ends) else []
+    return OverSeeds(label, "", mean_of(firsts) if firsts else None, mean_of(ends) if ends else None, firsts, ends)
+
 
 def sweep_verdict(
-    all_: Sequence[Standing], best: Standing | None, tied: Sequence[Standing], findings: Sequence[Finding] = ()
+    all_: Sequence[Standing],
+    best: Standing | None,
+    tied: Sequence[Standing],
+    findings: Sequence[Finding] = (),
+    candidates: Sequence[Repeats] = (),
 ) -> Verdict:
     """The best of the candidates so far; one that was cut short is not judged by what it had come to.
 
-    `findings` are those on the whole grid: the best of a grid that is ill is not what was looked for.
+    `findings` are those on the whole grid: the best of a grid that is ill is not what was looked for. `candidates` are given
+    where jobs, which are `all_`, repeat them with several seeds.
     """
     ills = _ills(findings)
     of_grid = f" ({', '.join(ills)})" if ills else ""
     left = sum(one.status not in ENDED for one in all_)
     under_way = any(one.status in GOING for one in all_)
-    not_ended = f" Not ended yet: {left} of {len(all_)} candidates." if left else ""
+    count, kind = (len(candidates), "jobs") if candidates else (len(all_), "candidates")
+    not_ended = f" Not ended yet: {left} of {len(all_)} {kind}." if left else ""
+    unranked = [f" {one.not_ranked}." for one in candidates if one.diverged]
+    lost = "".join(unranked)
     if best is None or best.end is None:
         if under_way:
-            return Verdict("going", "Under way", f"no candidate has been evaluated yet.{not_ended}")
-        return Verdict("bad", f"No best candidate{of_grid}", f"none of {len(all_)} has a final accuracy.{not_ended}")
-    accuracy = f"held-out accuracy {'stands' if left else 'ends'} at {with_interval(best.end)}, on {best.end.n} problems"
-    others = f" Noise does not tell it from {listed([one.label for one in tied])}." if tied else ""
-    if not tied and len(all_) > 1:
-        others = " Every other candidate is worse by more than noise." if not left else ""
+            return Verdict("going", "Under way", f"no candidate has been evaluated yet.{lost}{not_ended}")
+        none = f"none of {count} has a final accuracy{' with every seed' if candidates else ''}."
+        return Verdict("bad", f"No best candidate{of_grid}", f"{none}{lost}{not_ended}")
+    accuracy = f"held-out accuracy {'stands' if left else 'ends'} at {best.reached}, on {best.end.n} problems"
+    others = f" Noise does not tell it from {listed([one.label for one in tied])}.{lost}" if tied else lost
+    if not tied and not left and count - len(unranked) > 1:
+        others += " Every other candidate is worse by more than noise."
     start = f"; before training it was {percent(best.first.share)}" if best.first else ""
-    gained = best.first is None or difference(best.first, best.end).z >= TOLD_APART
-    none = "" if gained else " That is no gain beyond noise."
-    mood = "going" if under_way else "good" if gained and not left and not ills else "unsure"
-    lead = f"Best of {len(all_)}{' so far' if left else ''}: {best.label}{of_grid}"
+    none = "" if best.gained else " That is no gain beyond noise."
+    mood = "going" if under_way else "good" if best.gained and not left and not ills else "unsure"
+    so_far = " so far" if left else ""
+    lead = f"Best of {count}{so_far}: {best.label}{of_grid}"
+    if not best.label:
+        seeds, others = counted(len(candidates[0].measured), "seed"), " A better seed is luck."
+        lead = f"{seeds}{so_far}: {percent(best.end.share)}"
     return Verdict(mood, lead, f"{accuracy}{start}.{none}{others}{not_ended}")
 
 

@@ -171,6 +171,76 @@ def test_two_swept_keys_make_a_grid(write_run, tmp_path):
     assert [series["name"] for series in section["charts"][0]["series"]] == ["weight_decay=0.0", "weight_decay=0.1"]
 
 
+LUCKY = {1e-6: (0.5, 0.55, 0.6), 1e-5: (0.80, 0.82, 0.84), 1e-4: (0.95, 0.3, 0.4), 1e-3: (0.97, 0.98, None)}
+
+
+def seeds_of(write_run, folder, ends, **keys):
+    """Jobs of rates and seeds; None for one that diverged."""
+    for rate, some in ends.items():
+        for seed, end in enumerate(some):
+            number = sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
+            own = {"optimizer__learning_rate": rate, "seed": seed, **keys}
+            status = "diverged" if end is None else "completed"
+            write_run(folder / str(number), accuracies=(0.4 + seed / 10, end or 0.0), status=status, **own)
+    return folder
+
+
+def test_seeds_are_drawn_as_the_mean_of_their_value(write_run, tmp_path):
+    """By hand: of .80, .82, .84 Student's interval is .82 +- 4.303 * .02 / sqrt(3), .770 to .870; Wilson's .761 to .867."""
+    page = contents(seeds_of(write_run, tmp_path / "sweep", LUCKY))
+    chart = charts(page)["over-values"]
+    (series,) = chart["series"]
+    means = [point for point in series["points"] if len(point) > 2]
+    assert [point[0] for point in means] == [1e-6, 1e-5, 1e-4]
+    assert [point[1] for point in means] == pytest.approx([0.55, 0.82, 0.55])
+    assert means[1][2:] == pytest.approx([0.761, 0.870], abs=1e-3)
+    assert [tuple(point) for point in series["points"] if len(point) == 2] == [
+        (rate, end) for rate, some in LUCKY.items() for end in some if end is not None
+    ]
+    assert len(series["notes"]) == len(series["colours"]) == len(series["points"])
+    assert series["notes"][:2] == [
+        "learning_rate=1e-06, mean over 3 seeds",
+        "learning_rate=1e-06 seed=0, completed, 200 problems",
+    ]
+    assert chart["crosses"] == [{"at": 1e-3, "name": "learning_rate=0.001 seed=2: diverged"}]
+    assert chart["levels"] == [{"at": pytest.approx(0.5), "name": "before training"}]
+    rows = page["sections"][0]["table"]["rows"]
+    assert [row["rank"] for row in rows] == [*[""] * 3, *["best"] * 3, *["tied"] * 3, *[""] * 3]
+    assert len({tuple(row["colour"]) for row in rows}) == 4, "seeds of a rate have its colour"
+
+
+def test_the_verdict_on_seeds_is_the_doctor_s(write_run, tmp_path):
+    page = contents(seeds_of(write_run, tmp_path / "sweep", LUCKY))
+    assert page["verdict"]["lead"] == "Best of 4: learning_rate=1e-05"
+    assert page["verdict"]["text"] == (
+        "held-out accuracy ends at 82.0 % (95 % interval 76.1 to 87.0 %) over 3 seeds, on 200 problems; before training it "
+        "was 50.0 %. Noise does not tell it from learning_rate=0.0001. learning_rate=0.001 is not ranked: job 11 diverged."
+    )
+    assert ["jobs", "12", ""] in page["tiles"]
+
+
+def test_seeds_alone_have_no_best(write_run, tmp_path):
+    page = contents(seeds_of(write_run, tmp_path / "sweep", {1e-5: (0.82, 0.91, 0.99)}))
+    assert page["verdict"]["lead"] == "3 seeds: 90.7 %"
+    assert page["verdict"]["text"].endswith("A better seed is luck.")
+    assert [row["rank"] for row in page["sections"][0]["table"]["rows"]] == ["", "", ""]
+    assert [point[0] for point in charts(page)["over-values"]["series"][0]["points"]] == [0, 1, 2]
+    lost = contents(seeds_of(write_run, tmp_path / "lost", {1e-5: (0.82, None)}))["verdict"]
+    assert (lost["mood"], lost["lead"]) == ("bad", "No best candidate")
+    assert lost["text"].endswith("There is no mean over the seeds: job 1 diverged.")
+
+
+def test_a_grid_of_two_keys_has_means_over_the_seeds(write_run, tmp_path):
+    folder = tmp_path / "sweep"
+    for decay, ends in ((0.0, {1e-6: (0.5, 0.7), 1e-5: (0.9, None)}), (0.1, {1e-6: (0.6, 0.7), 1e-5: (0.8, 0.9)})):
+        seeds_of(write_run, folder, ends, optimizer__weight_decay=decay)
+    heat = contents(folder)["sections"][0]["heat"]
+    assert {down: [cell["text"] for cell in row.values()] for down, row in heat["rows"].items()} == {
+        "0.0": ["60.0 %", "diverged"],
+        "0.1": ["65.0 %", "85.0 %"],
+    }
+
+
 def test_jobs_that_have_not_begun_are_taken_from_the_sweep_s_list(sweep):
     jobs = [
         {"job": "1", "overrides": ["a=1"], "status": "completed"},
