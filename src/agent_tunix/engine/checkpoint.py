@@ -71,7 +71,8 @@ class Checkpoints:
         step = int(state.step)
         if step not in self.steps():
             self._check_room(sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
-            copied = ocp.args.StandardSave(jax.device_put(state, jax.memory.Space.Host, may_alias=False))
+            on_host = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("pinned_host"), state)
+            copied = ocp.args.StandardSave(jax.device_put(state, on_host, may_alias=False))
             args = ocp.args.Composite(state=copied, progress=ocp.args.JsonSave(dataclasses.asdict(progress)))
             self._saving = self._saver.submit(self._manager.save, step, args=args, force=True)
             if jax.process_count() > 1:  # they wait for each other in there, and must do so in one order
