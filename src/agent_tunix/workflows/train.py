@@ -254,15 +254,14 @@ def _answers(r: Run, state: TrainState, way: tuple[Sampling, float]) -> Conversa
     """Completions of held-out problems. Those of a policy before its first update serve all runs that begin with it."""
     step = int(state.step)
     shared = r.beginning(way) if step == 0 else None
-    if shared not in r.beginnings:
-        trainable = evaluation_trainable(state, r.cfg.optimizer.optimizer_name)
-        problems = r.task.validation, r.task.prompt_width, r.cfg.evaluation.batch_size
-        key = r.key(step, Purpose.EVALUATION)
-        answers = yield from complete(r.model, trainable, *problems, *way, key, shared)
-        if shared is None:
-            return answers
+    if shared in r.beginnings:
+        return r.beginnings[shared]
+    trainable = evaluation_trainable(state, r.cfg.optimizer.optimizer_name)
+    problems = r.task.validation, r.task.prompt_width, r.cfg.evaluation.batch_size
+    answers = yield from complete(r.model, trainable, *problems, *way, r.key(step, Purpose.EVALUATION), shared)
+    if shared is not None:
         r.beginnings[shared] = answers
-    return r.beginnings[shared]
+    return answers
 
 
 def _warn_early(desk: Desk) -> None:
