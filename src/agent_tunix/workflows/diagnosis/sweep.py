@@ -130,10 +130,18 @@ def _next_sweep(leader: RunRecords, grid: Sequence[float], evaluated_on: int | N
 
 def _with_all_seeds(leader: RunRecords, candidates: Sequence[Repeats]) -> RunRecords:
     """The run with the seeds of all repeats in place of its own; one that was only better by luck is not kept."""
-    seeds = list(dict.fromkeys(seed for one in candidates for seed in one.seeds if seed is not None))
+    seeds = _seeds(candidates)
     if len(seeds) < 2:
         return leader
-    swept = [f"{SEED}={','.join(map(str, seeds))}"] if any(len(one.jobs) > 1 for one in candidates) else []
+    return _with_seeds(leader, seeds if _kind(candidates) == "candidate" else [])
+
+
+def _seeds(candidates: Sequence[Repeats]) -> list[int]:
+    return list(dict.fromkeys(seed for one in candidates for seed in one.seeds if seed is not None))
+
+
+def _with_seeds(leader: RunRecords, seeds: Sequence[int]) -> RunRecords:
+    swept = [f"{SEED}={','.join(map(str, seeds))}"] if seeds else []
     return dataclasses.replace(leader, overrides=[*less(leader.overrides, SEED), *swept])
 
 
@@ -149,11 +157,7 @@ def _over_all(
     if missed := _all_missed(candidates, low, high, sweep):
         return [missed]
     if best and all(one.name in (best.name, *tied) for one in candidates):
-        all_ = f"all {_kind(candidates)}s end within noise of each other"
-        evidence = f"from {low:g} to {high:g} {all_}, on {problems} problems"
-        there = arithmetic.how_many("validation") if leader.setting("data.source") == "arithmetic" else 4 * problems
-        remedy = sweep(rates, evaluated_on=min(4 * problems, there))
-        return [Finding("no difference within noise", Severity.MILD, evidence, remedy)]
+        return [_no_difference(candidates, leader, rates, problems)]
     if best is None or (rate := best.rate) is None:
         return []
     as_good = sorted(_rates(one for one in candidates if one.name in tied) - {rate})
@@ -169,6 +173,21 @@ def _over_all(
             return [Finding("best at the edge of the grid", Severity.MILD, evidence, sweep(beyond))]
         evidence += f", but noise does not tell it from {', '.join(f'{other:g}' for other in as_good)}"
     return [Finding("refine", Severity.MILD, evidence, sweep([rate / 3, rate, rate * 3]))]
+
+
+def _no_difference(candidates: Sequence[Repeats], leader: RunRecords, rates: Sequence[float], problems: int) -> Finding:
+    """With twice as many seeds the difference may show, where there are several; else with more problems."""
+    evidence = (
+        f"from {rates[0]:g} to {rates[-1]:g} all {_kind(candidates)}s end within noise of each other, on {problems} problems"
+    )
+    if _kind(candidates) == "candidate":
+        seeds = _seeds(candidates)
+        more = [*seeds, *range(max(seeds) + 1, max(seeds) + 1 + len(seeds))]
+        evidence, remedy = f"{evidence} and {len(seeds)} seeds", _next_sweep(_with_seeds(leader, more), rates)
+    else:
+        there = arithmetic.how_many("validation") if leader.setting("data.source") == "arithmetic" else 4 * problems
+        remedy = _next_sweep(_with_all_seeds(leader, candidates), rates, min(4 * problems, there))
+    return Finding("no difference within noise", Severity.MILD, evidence, remedy)
 
 
 def _all_missed(

@@ -103,7 +103,10 @@ def test_a_grid_is_judged_by_candidates(config):
     """Means are within noise of each other, and so are the candidates, though single jobs are far apart."""
     (finding,) = examine_sweep(repeated(config, {1e-6: (0.6, 0.9), 1e-5: (0.9, 0.62)})).findings
     assert finding.illness == "no difference within noise"
-    assert finding.evidence == "from 1e-06 to 1e-05 all candidates end within noise of each other, on 200 problems"
+    within = "from 1e-06 to 1e-05 all candidates end within noise of each other"
+    assert finding.evidence == f"{within}, on 200 problems and 2 seeds"
+    assert " seed=0,1,2,3 " in finding.remedy, "twice as many tell more than more problems do"
+    assert "num_examples" not in finding.remedy
 
 
 def test_a_rate_is_too_high_if_one_seed_is_ruined_and_too_low_if_all_are_flat(config):
