@@ -75,38 +75,29 @@ def _refuse_shared(jobs: Sequence[DictConfig]) -> None:
 
 
 class _Composer:
-    """Composes a job once, where Hydra would do it twice: to see whether it can be done, and to run it.
-
-    Of jobs that differ in single values alone only the first is composed; the others are copies of it with their own values
-    set, as Hydra itself does once all files are read.
+    """Composes once what jobs have in common that differ in single values alone, where Hydra would read all files for each,
+    and twice: to see whether it can be done, and to run it. Jobs are copies of the first, with their own values set.
     """
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self._composed: dict[tuple[str, ...], DictConfig] = {}
         self._first: dict[tuple[str, ...], DictConfig] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        job = tuple(sweep_overrides)
-        if job not in self._composed:
-            self._composed[job] = self._compose(master_config, sweep_overrides)
-        return copy.deepcopy(self._composed[job])
-
-    def _compose(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         parsed = OverridesParser.create().parse_overrides(sweep_overrides)
         single = [override for override in parsed if override.is_force_add() and not isinstance(override.value(), dict)]
         kind = tuple(override.key_or_group if override in single else str(override.input_line) for override in parsed)
         if kind not in self._first:
             self._first[kind] = self._loader.load_sweep_config(master_config, sweep_overrides)
-            return self._first[kind]
         cfg = copy.deepcopy(self._first[kind])
         for override in single:
             OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True, force_add=True)
-        cfg.hydra.overrides.task = list(sweep_overrides)
-        cfg.hydra.job.override_dirname = get_overrides_dirname(parsed, **cfg.hydra.job.config.override_dirname)
+        if single:
+            cfg.hydra.overrides.task = list(sweep_overrides)
+            cfg.hydra.job.override_dirname = get_overrides_dirname(parsed, **cfg.hydra.job.config.override_dirname)
         return cfg
 
 

@@ -29,6 +29,7 @@ from agent_tunix.engine.guard import Progress
 from agent_tunix.errors import UserError, mistake_of
 from agent_tunix.types import TrainState
 
+SAVER = concurrent.futures.ThreadPoolExecutor(1)  # of all runs: several at once would keep Python from the one that trains
 OF_TENSORSTORE = re.compile(r" \[tensorstore_spec|\. See full TensorStore details")  # where pages of detail begin
 for logger in ("absl", "asyncio"):  # orbax also raises what it logs as an error
     logging.getLogger(logger).setLevel(logging.CRITICAL)
@@ -45,6 +46,12 @@ def _quiet_others() -> None:
         sys.unraisablehook = partial(_unless_late, sys.unraisablehook)
 
 
+def _on_host(state: TrainState) -> TrainState:
+    """A copy in the host's memory, which the device writes while others wait for nothing."""
+    there = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("pinned_host"), state)
+    return jax.device_put(state, there, may_alias=False)
+
+
 class Checkpoints:
     """The `checkpoints/` folder of a run."""
 
@@ -54,7 +61,6 @@ class Checkpoints:
         at_once = ocp.AsyncOptions(create_directories_asynchronously=False)
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, read_only=keep is None, async_options=at_once)
         self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
-        self._saver = concurrent.futures.ThreadPoolExecutor(1)
         self._saving: concurrent.futures.Future | None = None
 
     def steps(self) -> list[int]:
@@ -62,21 +68,24 @@ class Checkpoints:
         self._handed_over()
         return sorted(self._manager.all_steps())
 
-    def save(self, state: TrainState, progress: Progress) -> None:
+    def save(self, state: TrainState, progress: Progress, *, used_up: bool = True) -> None:
         """Saves a step once, by a thread: a tenth of a second passes before orbax has taken a state over.
 
-        The state is copied before anything else that the device is asked for, so it may be donated at once.
+        A state that the next update uses up is copied before anything else that the device is asked for; else the thread
+        does that too.
         """
         _quiet_others()
         step = int(state.step)
         if step not in self.steps():
             self._check_room(sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
-            on_host = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("pinned_host"), state)
-            copied = ocp.args.StandardSave(jax.device_put(state, on_host, may_alias=False))
-            args = ocp.args.Composite(state=copied, progress=ocp.args.JsonSave(dataclasses.asdict(progress)))
-            self._saving = self._saver.submit(self._manager.save, step, args=args, force=True)
+            copied = _on_host(state) if used_up else None
+            self._saving = SAVER.submit(lambda: self._hand_over(step, copied or _on_host(state), progress))
             if jax.process_count() > 1:  # they wait for each other in there, and must do so in one order
                 self._handed_over()
+
+    def _hand_over(self, step: int, state: TrainState, progress: Progress) -> None:
+        saved = ocp.args.StandardSave(state), ocp.args.JsonSave(dataclasses.asdict(progress))
+        self._manager.save(step, args=ocp.args.Composite(state=saved[0], progress=saved[1]), force=True)
 
     def _handed_over(self) -> None:
         """Waits until orbax has what was saved; a fault is raised once."""
@@ -145,7 +154,6 @@ class Checkpoints:
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        self._saver.shutdown()
         self._handed_over()
         with self._writing():
             self._manager.close()

@@ -140,7 +140,7 @@ def _in_folder(
     try:
         before = yield from evaluate_policy(r, fresh, desk)
         state, progress = yield from train_loop(r, state, progress, desk)
-        checkpoints.save(state, progress)
+        checkpoints.save(state, progress, used_up=False)
         completed, paused = progress.position == r.plan.total_batches, pause(int(state.step))
         if completed or paused:
             after = yield from evaluate_policy(r, state, desk)
