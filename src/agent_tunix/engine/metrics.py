@@ -166,18 +166,18 @@ class Clock:
 
 def update_record(step: int, stats: UpdateStats) -> Record:
     """The metrics of an update; reading the numbers waits for it."""
-    numbers = jax.device_get(stats)
-    return {
-        "step": step,
-        "loss": float(numbers.loss.loss),
-        "lr": float(numbers.lr),
-        "grad_norm": float(numbers.grad_norm),
-        "update_norm": float(numbers.update_norm),
-        "update_survival": float(numbers.update_survival),
-        "kl": float(numbers.loss.kl),
-        "entropy": float(numbers.loss.entropy),
-        "clip_fraction": float(numbers.loss.clip_fraction),
+    loss = stats.loss
+    numbers = {
+        "loss": loss.loss,
+        "lr": stats.lr,
+        "grad_norm": stats.grad_norm,
+        "update_norm": stats.update_norm,
+        "update_survival": stats.update_survival,
+        "kl": loss.kl,
+        "entropy": loss.entropy,
+        "clip_fraction": loss.clip_fraction,
     }
+    return {"step": step, **{name: float(number) for name, number in numbers.items()}}
 
 
 def reward_record(scored: Scored, ended_B: np.ndarray) -> Record:

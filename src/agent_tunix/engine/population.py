@@ -222,7 +222,20 @@ class Foresight:
         return [None] * len(foresights)
 
 
-Request = Sample | Reference | Update | Foresight
+@dataclasses.dataclass(frozen=True)
+class Ready:
+    """Asks to go on once some arrays have been computed: what runs do before that, all of them do while the device works."""
+
+    arrays: Any
+    kind = ("ready",)
+
+    @staticmethod
+    def answer(waiting: Sequence[Ready]) -> Sequence[None]:
+        jax.block_until_ready([ready.arrays for ready in waiting])
+        return [None] * len(waiting)
+
+
+Request = Sample | Reference | Update | Foresight | Ready
 Result = TypeVar("Result")
 Conversation = Generator[Request, Any, Result]
 

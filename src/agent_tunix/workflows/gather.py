@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -14,7 +14,7 @@ from agent_tunix.config.schema import Config
 from agent_tunix.engine import processes
 from agent_tunix.engine.batch import bucket, score, trim, unscored, with_advantages
 from agent_tunix.engine.metrics import Clock, Record, reward_record, sample_records
-from agent_tunix.engine.population import Conversation, Reference, Sample, Update
+from agent_tunix.engine.population import Conversation, Ready, Reference, Sample, Update
 from agent_tunix.engine.rng import Purpose, step_key
 from agent_tunix.engine.rollout import Draw, Sampling
 from agent_tunix.errors import UserError
@@ -62,6 +62,23 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a batch begins with: its problems, their prompts on the device, and the key that completions are drawn with."""
+
+    index: int
+    examples: list[Example]
+    prompts: Prompts
+    key: jax.Array
+
+
+def asked_at(r: Run, index: int) -> Asked:
+    """The problems at a position of the stream."""
+    examples = r.stream.batch(index)
+    prompts = setup.pad_prompts(examples, r.task.prompt_width, r.model)
+    return Asked(index, examples, prompts, r.key(index, Purpose.ROLLOUT))
+
+
+@dataclasses.dataclass(frozen=True)
 class Gathered:
     """A batch to learn from, with its metrics and samples."""
 
@@ -71,21 +88,23 @@ class Gathered:
     samples: list[Record]
 
 
-def gather(r: Run, state: TrainState, index: int, clock: Clock) -> Conversation[Gathered]:
-    """The batch at a position of the stream."""
-    examples = r.stream.batch(index)
-    prompts = setup.pad_prompts(examples, r.task.prompt_width, r.model)
+def gather(r: Run, state: TrainState, asked: Asked, clock: Clock, meanwhile: Callable[[], None]) -> Conversation[Gathered]:
+    """The batch that comes of some problems; `meanwhile` is called when the device is at work on their completions."""
     if r.cfg.training.method == "supervised":
-        return _demonstrations(r, examples, prompts)
-    return (yield from _rollouts(r, state, examples, prompts, index, clock))
+        return _demonstrations(r, asked)
+    return (yield from _rollouts(r, state, asked, clock, meanwhile))
 
 
 def _rollouts(
-    r: Run, state: TrainState, examples: Sequence[Example], prompts: Prompts, index: int, clock: Clock
+    r: Run, state: TrainState, asked: Asked, clock: Clock, meanwhile: Callable[[], None]
 ) -> Conversation[Gathered]:
+    examples, prompts, index = asked.examples, asked.prompts, asked.index
     weights, adapters = policy(r.model.weights, state.trainable)
-    draw = Draw(adapters, prompts, r.key(index, Purpose.ROLLOUT), r.cfg.generation.temperature)
-    rollouts, lengths_B = trim((yield Sample(weights, draw, r.model.arch, r.sampling)))
+    draw = Draw(adapters, prompts, asked.key, r.cfg.generation.temperature)
+    drawn = yield Sample(weights, draw, r.model.arch, r.sampling)
+    meanwhile()
+    yield Ready(drawn)
+    rollouts, lengths_B = trim(drawn)
     # All that the host needs is fetched before the device is given more work, which a copy would have to wait for.
     ids, ended_B = processes.own_rows(rollouts.tokens_BC), processes.whole(rollouts.ended_B)
     clock.lap("time/rollout")
@@ -150,13 +169,14 @@ def evaluation_ways(r: Run) -> list[tuple[Sampling, float]]:
     return [(dataclasses.replace(one, greedy=True), 1.0), *as_trained]
 
 
-def _demonstrations(r: Run, examples: Sequence[Example], prompts: Prompts) -> Gathered:
+def _demonstrations(r: Run, asked: Asked) -> Gathered:
     """Worked answers as completions of advantage 1: the update then is maximum likelihood."""
+    examples = asked.examples
     ids = demonstration_ids(examples, r.model.tokenizer)
     width = bucket(max(map(len, ids)), r.sampling.max_steps)
     padded = (*right_pad(ids, width, r.model.tokenizer.pad_id), np.ones(len(examples), np.float32))
     tokens_BC, mask_BC, ones_B = (lay_rows(a.__getitem__, a.shape, r.model.mesh) for a in padded)
-    batch = Batch(prompts, tokens_BC, mask_BC, None, None, ones_B)
+    batch = Batch(asked.prompts, tokens_BC, mask_BC, None, None, ones_B)
     shown = {"prompt": examples[0].question, "answer": examples[0].answer, "completion": r.model.tokenizer.decode(ids[0])}
     return Gathered(batch, np.array([len(own) for own in ids]), {}, [shown])
 

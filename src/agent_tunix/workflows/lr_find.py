@@ -28,6 +28,7 @@ from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.tasks.datasets import Stream
 from agent_tunix.workflows import ramp, setup
 from agent_tunix.workflows.curve import as_svg, in_characters
+from agent_tunix.workflows.desk import Pause
 from agent_tunix.workflows.diagnosis.remedies import join, less, rounded, with_lr_min
 from agent_tunix.workflows.display import Bars, say
 from agent_tunix.workflows.gather import Run
@@ -53,7 +54,7 @@ def run(cfg: LrFindConfig, path: Path, console: Console, overrides: Sequence[str
         _begin(path)
         try:
             display = bars.display("ramp", r.plan.total_steps)
-            alone(training(r, path, display, interruption, lambda step: _fallen(path, r)))
+            alone(training(r, path, display, interruption, Pause(lambda step: _fallen(path, r), by_folder=True)))
         except DivergenceError as fault:
             bars.notice(f"The ramp ends here. {str(fault).splitlines()[0]}")
     shutil.rmtree(path / "checkpoints", ignore_errors=True)

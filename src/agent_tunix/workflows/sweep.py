@@ -30,6 +30,7 @@ from agent_tunix.engine.population import Foresight, Probe, alone, together
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.workflows import memory, setup
 from agent_tunix.workflows.closing import validations
+from agent_tunix.workflows.desk import Pause
 from agent_tunix.workflows.diagnosis.records import FINISHED
 from agent_tunix.workflows.diagnosis.remedies import value_text
 from agent_tunix.workflows.display import Bars, say
@@ -148,7 +149,7 @@ def parts(group: Sequence[Job], runs: Sequence[Run], notice: Notice, fuse: Fuse 
 def _train(jobs: Sequence[Job], runs: Sequence[Run], bars: Bars, interruption: Interruption) -> None:
     """Trains jobs at once; one that diverges does not end the others."""
     conversations = [
-        training(r, job.folder, bars.display(job.label, r.plan.total_steps), interruption, job.rests)
+        training(r, job.folder, bars.display(job.label, r.plan.total_steps), interruption, Pause(job.rests))
         for r, job in zip(_begun_together(runs), jobs, strict=True)
     ]
     for job, outcome in zip(jobs, _answered(conversations), strict=True):

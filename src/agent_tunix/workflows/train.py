@@ -8,8 +8,10 @@ A run asks for its work on the device by `yield`, so that one run and the many o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -23,7 +25,6 @@ from agent_tunix.engine.guard import MAX_ROLLBACKS, Interruption, Progress, faul
 from agent_tunix.engine.metrics import (
     Clock,
     Record,
-    RunFolder,
     claimed,
     cost_record,
     last_step,
@@ -31,7 +32,7 @@ from agent_tunix.engine.metrics import (
     run_folder,
     update_record,
 )
-from agent_tunix.engine.population import Conversation, Foresight, alone
+from agent_tunix.engine.population import Conversation, Foresight, Ready, alone
 from agent_tunix.engine.rng import Purpose
 from agent_tunix.engine.rollout import Sampling
 from agent_tunix.engine.update import evaluation_trainable
@@ -41,34 +42,18 @@ from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.types import TrainState
 from agent_tunix.workflows import doctor, setup
 from agent_tunix.workflows.closing import ended_by, remedy, summarise, validations
+from agent_tunix.workflows.desk import NEVER, Desk, Pause
 from agent_tunix.workflows.diagnosis.examination import early_warnings
 from agent_tunix.workflows.display import Bars, Display, print_summary
 from agent_tunix.workflows.dry_run import too_large
 from agent_tunix.workflows.evaluate import complete, grade
 from agent_tunix.workflows.examples import Notice
-from agent_tunix.workflows.gather import Run, evaluation_ways, foreseen, gather, update_of, with_demonstrations
+from agent_tunix.workflows.gather import Run, asked_at, evaluation_ways, foreseen, gather, update_of, with_demonstrations
 from agent_tunix.workflows.plan import make_plan, too_few
 from agent_tunix.workflows.report.page import report_on
 from agent_tunix.workflows.resuming import counting_on, restored
 
 SAMPLES_SHOWN = 3
-Pause = Callable[[int], bool]  # whether a run is to rest after this many updates
-
-
-@dataclasses.dataclass(frozen=True)
-class Desk:
-    """What a run writes to, and what may stop or pause it."""
-
-    folder: RunFolder
-    checkpoints: Checkpoints
-    display: Display
-    interruption: Interruption
-    pause: Pause
-    rollbacks: list[Record]
-    warned: set[str]
-
-    def interrupted(self) -> bool:
-        return processes.any_of(self.interruption.requested)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +98,7 @@ def run(cfg: Config, path: Path, console: Console, overrides: Sequence[str] = ()
 
 
 def training(
-    r: Run, path: Path, display: Display, interruption: Interruption, pause: Pause = lambda step: False
+    r: Run, path: Path, display: Display, interruption: Interruption, pause: Pause = NEVER
 ) -> Conversation[Outcome]:
     """A run from its beginning, or from its last checkpoint, to its summary; a paused run is evaluated, and can go on."""
     yield Foresight(foreseen(r))
@@ -135,13 +120,14 @@ def _in_folder(
     if processes.first():
         replace_text(path / "config.yaml", config_text(r.cfg))
     display.begin(int(state.step))
-    desk = Desk(folder, checkpoints, display, interruption, pause, list(progress.rollbacks), set())
+    asked = functools.lru_cache(maxsize=2)(partial(asked_at, r))
+    desk = Desk(folder, checkpoints, display, interruption, pause, asked, list(progress.rollbacks))
     status, fault, after = "failed", "", []
     try:
         before = yield from evaluate_policy(r, fresh, desk)
         state, progress = yield from train_loop(r, state, progress, desk)
         checkpoints.save(state, progress, used_up=False)
-        completed, paused = progress.position == r.plan.total_batches, pause(int(state.step))
+        completed, paused = progress.position == r.plan.total_batches, desk.rests(int(state.step))
         if completed or paused:
             after = yield from evaluate_policy(r, state, desk)
         checkpoints.settle()
@@ -166,8 +152,8 @@ def train_loop(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Con
     """From a position in the data to its end, a pause or an interruption; returns the state and the progress made."""
     training, iterations = r.cfg.training, r.plan.iterations
     if training.on_divergence == "rollback" and not desk.checkpoints.steps():
-        desk.checkpoints.save(state, progress)
-    while progress.position < r.plan.total_batches and not (desk.interrupted() or desk.pause(int(state.step))):
+        desk.save(state, progress)
+    while progress.position < r.plan.total_batches and not (desk.interrupted() or desk.rests(int(state.step))):
         if progress.position in progress.skipped:
             state, progress = _passed_over(state, iterations), progress.advanced()
             continue
@@ -181,7 +167,8 @@ def train_loop(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Con
             yield from evaluate_policy(r, state, desk)
             _warn_early(desk)
         if _due(training.save_interval_steps, step, iterations):
-            desk.checkpoints.save(state, progress)
+            desk.save(state, progress)
+    desk.catch_up()
     return state, progress
 
 
@@ -189,26 +176,28 @@ def train_batch(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Co
     """All updates from the batch at the run's position; says what went wrong where one could not be applied."""
     clock = Clock()
     try:
-        gathered = yield from gather(r, state, progress.position, clock)
+        gathered = yield from gather(r, state, desk.asked_at(progress.position), clock, desk.catch_up)
     except DivergenceError as fault:
         return _passed_over(state, r.plan.iterations), str(fault)
     fault_seen = None
     for iteration in range(r.plan.iterations):
         state, stats = yield update_of(r, state, gathered.batch, int(state.step) + 1, progress.rate_scale)
+        desk.catch_up()
+        desk.asked_at(progress.position + 1)  # made now, it need not be waited for
+        yield Ready(stats)
         if iteration == 0:  # later, the policy has moved away from the one that sampled
             mismatch_kl = float(stats.loss.mismatch_kl)
         record = update_record(int(state.step), stats) | gathered.record | {"mismatch/kl": mismatch_kl}
         clock.lap("time/update")
-        record |= cost_record(gathered.lengths_B, clock)
-        desk.folder.metrics(record)
-        desk.display.step(record)
+        desk.write(record | cost_record(gathered.lengths_B, clock))
         fault_seen = fault_seen or fault_of(stats, r.cfg.training.max_kl)
-    desk.folder.samples({"step": int(state.step)} | sample for sample in gathered.samples)
+    desk.write_samples([{"step": int(state.step)} | sample for sample in gathered.samples])
     return state, fault_seen
 
 
 def recover(r: Run, state: TrainState, progress: Progress, fault: str, desk: Desk) -> tuple[TrainState, Progress]:
     """Does what `training.on_divergence` says after a batch that went wrong; to stop, it raises DivergenceError."""
+    desk.catch_up()
     step, mode = int(state.step), r.cfg.training.on_divergence
     if mode == "ignore" and not _in_vain(r, progress, desk):
         desk.display.notice(f"step {step}: {fault}; the batch is dropped (training.on_divergence=ignore).")
@@ -235,6 +224,7 @@ def _in_vain(r: Run, progress: Progress, desk: Desk) -> bool:
 
 def evaluate_policy(r: Run, state: TrainState, desk: Desk) -> Conversation[list[Record]]:
     """Writes one line of evals.jsonl, unless that step has one; returns a few greedy completions to show."""
+    desk.catch_up()
     step, examples = int(state.step), r.task.validation
     greedy, *as_trained = evaluation_ways(r)
     texts = yield from _answers(r, state, greedy)

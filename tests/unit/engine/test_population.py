@@ -11,7 +11,7 @@ import pytest
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine import ahead
 from agent_tunix.engine.batch import widened
-from agent_tunix.engine.population import Reference, Sample, Update, alone, together
+from agent_tunix.engine.population import Ready, Reference, Sample, Update, alone, together
 from agent_tunix.engine.rollout import Draw, Sampling
 from agent_tunix.engine.update import init_state
 from agent_tunix.errors import DivergenceError, UserError
@@ -55,6 +55,19 @@ def test_runs_in_step_share_every_call_and_get_their_own_answers():
     log: list = []
     assert together([summing([1, 2], log), summing([3, 4], log), summing([5, 6], log)]) == [5, 25, 61]
     assert log == [[1, 3, 5], [2, 4, 6]]
+
+
+def test_runs_wait_for_the_device_when_all_have_done_what_they_can_before():
+    log: list = []
+
+    def run(name):
+        made = yield Square(name, [])
+        log.append(f"{name} prepares")
+        yield Ready(jnp.asarray(made))
+        log.append(f"{name} goes on")
+
+    together([run(1), run(2)])
+    assert log == ["1 prepares", "2 prepares", "1 goes on", "2 goes on"]
 
 
 def test_calls_keep_their_size_when_a_run_has_ended():

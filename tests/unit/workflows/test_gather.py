@@ -13,11 +13,11 @@ from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine import ahead
 from agent_tunix.engine.metrics import Clock
-from agent_tunix.engine.population import Foresight, Reference, Sample, together
+from agent_tunix.engine.population import Foresight, Ready, Reference, Sample, together
 from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.types import Rollouts
 from agent_tunix.workflows import setup, train
-from agent_tunix.workflows.gather import Run, evaluation_ways, foreseen, gather, update_of
+from agent_tunix.workflows.gather import Run, asked_at, evaluation_ways, foreseen, gather, update_of
 from agent_tunix.workflows.train import prepare
 
 PROMPTS, GENERATIONS, STEPS = 2, 2, 8
@@ -28,9 +28,14 @@ class Watched(Scorer):
 
     asked = False
 
+    looks = 0
+
     def __init__(self) -> None:
         super().__init__({}, {"second": 1.0})
         self.weights = {"second": 1.0}
+
+    def look(self) -> None:
+        self.looks += 1
 
     def __call__(self, prompts, completions, truths):
         self.asked = True
@@ -47,7 +52,7 @@ def prepared(*overrides: str, shelf: setup.Shelf | None = None) -> Run:
 
 def conversation(scorer: Scorer, *overrides: str):
     run = dataclasses.replace(prepared(*overrides), scorer=scorer)
-    return gather(run, setup.new_state(run.cfg, run.model), 0, Clock())
+    return gather(run, setup.new_state(run.cfg, run.model), asked_at(run, 0), Clock(), scorer.look)
 
 
 def rollouts() -> Rollouts:
@@ -60,7 +65,10 @@ def test_the_reference_is_asked_for_before_the_host_scores():
     scorer = Watched()
     asking = conversation(scorer, "grpo.beta=0.1")
     assert isinstance(next(asking), Sample)
-    request = asking.send(rollouts())
+    assert scorer.looks == 0
+    assert isinstance(asking.send(rollouts()), Ready)
+    assert scorer.looks == 1, "there is time for other things before completions are waited for"
+    request = asking.send(None)
     assert isinstance(request, Reference)
     assert not scorer.asked
     logprobs_BC = jnp.full(request.batch.tokens_BC.shape, -3.0)
@@ -73,7 +81,8 @@ def test_the_reference_is_asked_for_before_the_host_scores():
 def test_without_kl_no_reference_is_asked_for():
     asking = conversation(Watched(), "grpo.beta=0")
     next(asking)
-    assert _end(asking, rollouts()).batch.reference_logprobs_BC is None
+    asking.send(rollouts())
+    assert _end(asking, None).batch.reference_logprobs_BC is None
 
 
 @pytest.mark.parametrize("seeds", [(0,), (0, 1), (0, 0)])
@@ -91,7 +100,7 @@ def test_evaluations_and_step_ask_for_what_was_foreseen_and_for_nothing_else(see
         state = setup.new_state(run.cfg, run.model)
         for way in evaluation_ways(run):
             yield from train._answers(run, state, way)
-        gathered = yield from gather(run, state, 0, Clock())
+        gathered = yield from gather(run, state, asked_at(run, 0), Clock(), lambda: None)
         state, _ = yield update_of(run, state, gathered.batch, 1)
         for way in evaluation_ways(run):
             yield from train._answers(run, state, way)

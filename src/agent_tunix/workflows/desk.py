@@ -1,0 +1,63 @@
+"""What a run works with while it trains: what it writes to, what its batches begin with, and what may stop or pause it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from agent_tunix.engine import processes
+from agent_tunix.engine.checkpoint import Checkpoints
+from agent_tunix.engine.guard import Interruption, Progress
+from agent_tunix.engine.metrics import Record, RunFolder
+from agent_tunix.types import TrainState
+from agent_tunix.workflows.display import Display
+from agent_tunix.workflows.gather import Asked
+
+
+@dataclasses.dataclass(frozen=True)
+class Pause:
+    """Whether a run is to rest after so many updates; `by_folder` says that this is read from what it has written."""
+
+    due: Callable[[int], bool]
+    by_folder: bool = False
+
+
+NEVER = Pause(lambda step: False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Desk:
+    """Steps are written by and by: what is put off is done when the device has work, or before it must be there."""
+
+    folder: RunFolder
+    checkpoints: Checkpoints
+    display: Display
+    interruption: Interruption
+    pause: Pause
+    asked_at: Callable[[int], Asked]
+    rollbacks: list[Record]
+    warned: set[str] = dataclasses.field(default_factory=set)
+    put_off: list[Callable[[], None]] = dataclasses.field(default_factory=list)
+
+    def interrupted(self) -> bool:
+        return processes.any_of(self.interruption.requested)
+
+    def rests(self, step: int) -> bool:
+        if self.pause.by_folder:
+            self.catch_up()
+        return self.pause.due(step)
+
+    def write(self, record: Record) -> None:
+        self.put_off.extend([partial(self.folder.metrics, record), partial(self.display.step, record)])
+
+    def write_samples(self, records: Sequence[Record]) -> None:
+        self.put_off.append(partial(self.folder.samples, records))
+
+    def catch_up(self) -> None:
+        while self.put_off:
+            self.put_off.pop(0)()
+
+    def save(self, state: TrainState, progress: Progress) -> None:
+        self.catch_up()
+        self.checkpoints.save(state, progress)
