@@ -64,14 +64,17 @@ class Rollouts:
 
 @pytree
 class Batch:
-    """What one update learns from. Demonstrations have no old log-probabilities, and beta 0 needs no reference."""
+    """What one update learns from. Demonstrations have no old log-probabilities, and beta 0 needs no reference.
+
+    Advantages come last: the reference reads a batch while its completions are scored.
+    """
 
     prompts: Prompts
     tokens_BC: jax.Array
     mask_BC: jax.Array
     old_logprobs_BC: jax.Array | None
     reference_logprobs_BC: jax.Array | None
-    advantages_B: jax.Array
+    advantages_B: jax.Array | None
 
 
 @pytree

@@ -15,7 +15,7 @@ from agent_tunix.engine import processes
 from agent_tunix.models.mesh import lay_rows
 from agent_tunix.tasks.datasets import Example
 from agent_tunix.tasks.rewards import Scorer
-from agent_tunix.types import Batch, Prompts, Rollouts
+from agent_tunix.types import Batch, Rollouts
 
 SMALLEST_BUCKET = 8
 
@@ -62,18 +62,9 @@ def cut_to(width: int, array_BC: jax.Array) -> jax.Array:
     return array_BC if array_BC.shape[1] == width else array_BC[:, :width]
 
 
-def unscored(prompts: Prompts, rollouts: Rollouts, mesh: Mesh) -> Batch:
-    """A batch of completions whose advantages are zero until `with_advantages` fills them in."""
-    advantages_B = _lay(np.zeros(rollouts.tokens_BC.shape[0], np.float32), mesh)
-    return Batch(prompts, rollouts.tokens_BC, rollouts.mask_BC, rollouts.logprobs_BC, None, advantages_B)
-
-
 def with_advantages(batch: Batch, scored: Scored, mesh: Mesh) -> Batch:
-    return dataclasses.replace(batch, advantages_B=_lay(scored.advantages_PG.reshape(-1), mesh))
-
-
-def _lay(values_B: np.ndarray, mesh: Mesh) -> jax.Array:
-    return lay_rows(values_B.__getitem__, values_B.shape, mesh)
+    advantages_B = scored.advantages_PG.reshape(-1)
+    return dataclasses.replace(batch, advantages_B=lay_rows(advantages_B.__getitem__, advantages_B.shape, mesh))
 
 
 def widened(batches: Sequence[Batch]) -> tuple[Batch, ...]:

@@ -191,9 +191,8 @@ def _loss(
     logprobs_BC, entropy_BC = completion_logprobs(
         *policy(weights, trainable), part.prompts, part.tokens_BC, part.mask_BC, arch=arch, temperature=temperature_B
     )
-    inputs = LossInputs(
-        logprobs_BC, part.old_logprobs_BC, part.reference_logprobs_BC, entropy_BC, part.mask_BC, part.advantages_B
-    )
+    given = part.old_logprobs_BC, part.reference_logprobs_BC, entropy_BC, part.mask_BC
+    inputs = LossInputs(logprobs_BC, *given, part.advantages_B)  # type: ignore[arg-type]  # scored by now
     of_each = jax.tree.map(lambda x: x.reshape(len(hs), -1, *x.shape[1:]), inputs)
     epsilon_K, beta_K = _by_policy([h.clip_epsilon for h in hs]), _by_policy([h.kl_beta for h in hs])
     losses_K, stats_K = jax.vmap(grpo_loss)(of_each, epsilon_K, beta_K)

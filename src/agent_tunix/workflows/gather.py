@@ -12,7 +12,7 @@ import numpy as np
 
 from agent_tunix.config.schema import Config
 from agent_tunix.engine import processes
-from agent_tunix.engine.batch import bucket, score, trim, unscored, with_advantages
+from agent_tunix.engine.batch import bucket, score, trim, with_advantages
 from agent_tunix.engine.metrics import Clock, Record, reward_record, sample_records
 from agent_tunix.engine.population import Conversation, Ready, Reference, Sample, Update
 from agent_tunix.engine.rng import Purpose, step_key
@@ -108,8 +108,7 @@ def _rollouts(
     # All that the host needs is fetched before the device is given more work, which a copy would have to wait for.
     ids, ended_B = processes.own_rows(rollouts.tokens_BC), processes.whole(rollouts.ended_B)
     clock.lap("time/rollout")
-    mesh = r.model.mesh
-    batch = unscored(prompts, rollouts, mesh)
+    batch = Batch(prompts, rollouts.tokens_BC, rollouts.mask_BC, rollouts.logprobs_BC, None, None)
     if r.cfg.grpo.beta > 0:  # beta 0 costs no pass; the device makes it while the host reads and scores the completions
         logprobs_BC = yield reference_of(r, batch)
         batch = dataclasses.replace(batch, reference_logprobs_BC=logprobs_BC)
@@ -118,7 +117,7 @@ def _rollouts(
     scored = score(r.scorer, examples, texts, r.sampling.num_generations, shuffle_key)
     clock.lap("time/reward")
     samples = sample_records(examples[0], scored) if processes.first() else []
-    return Gathered(with_advantages(batch, scored, mesh), lengths_B, reward_record(scored, ended_B), samples)
+    return Gathered(with_advantages(batch, scored, r.model.mesh), lengths_B, reward_record(scored, ended_B), samples)
 
 
 def reference_of(r: Run, batch: Batch) -> Reference:
@@ -155,10 +154,11 @@ def foreseen(r: Run) -> tuple[Sample | Reference | Update, ...]:
     sample = sample_of(r.cfg.training.prompts_per_step, r.sampling, r.cfg.generation.temperature)
     shape = (r.cfg.training.prompts_per_step * r.sampling.num_generations, r.sampling.max_steps)
     numbers_BC, numbers_B = to_come(shape, jnp.float32), to_come(shape[:1], jnp.float32)
-    batch = Batch(sample.draw.prompts, to_come(shape, jnp.int32), to_come(shape, bool), numbers_BC, None, numbers_B)
+    batch = Batch(sample.draw.prompts, to_come(shape, jnp.int32), to_come(shape, bool), numbers_BC, None, None)
+    scored = dataclasses.replace(batch, advantages_B=numbers_B)
     if r.cfg.grpo.beta == 0:
-        return update_of(r, state, batch, 1), *before, sample, *after
-    with_reference = dataclasses.replace(batch, reference_logprobs_BC=numbers_BC)
+        return update_of(r, state, scored, 1), *before, sample, *after
+    with_reference = dataclasses.replace(scored, reference_logprobs_BC=numbers_BC)
     return update_of(r, state, with_reference, 1), *before, sample, reference_of(r, batch), *after
 
 

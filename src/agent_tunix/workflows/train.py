@@ -179,11 +179,11 @@ def train_batch(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Co
         gathered = yield from gather(r, state, desk.asked_at(progress.position), clock, desk.catch_up)
     except DivergenceError as fault:
         return _passed_over(state, r.plan.iterations), str(fault)
+    desk.asked_at(progress.position + 1)  # while the reference is made: once an update is begun, more would wait for it
     fault_seen = None
     for iteration in range(r.plan.iterations):
         state, stats = yield update_of(r, state, gathered.batch, int(state.step) + 1, progress.rate_scale)
         desk.catch_up()
-        desk.asked_at(progress.position + 1)  # made now, it need not be waited for
         yield Ready(stats)
         if iteration == 0:  # later, the policy has moved away from the one that sampled
             mismatch_kl = float(stats.loss.mismatch_kl)
