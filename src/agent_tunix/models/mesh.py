@@ -15,7 +15,6 @@ import math
 import typing
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
@@ -101,9 +100,9 @@ def rows_to_come(shape: tuple[int, ...], dtype: Any, mesh: Mesh) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, fitting(("fsdp",), shape, mesh.shape)))
 
 
-def abstract(make: Callable[..., Tree], arch: Architecture, mesh: Mesh, *given: Any) -> Tree:
-    """The shapes and places of what a function makes, without making it."""
-    shapes = jax.eval_shape(make, *given)
+def abstract(make: Callable[..., Tree], arch: Architecture, mesh: Mesh, /, *given: Any, **static: Any) -> Tree:
+    """The shapes and places of what a function makes, without making it; asked again, it is not traced again."""
+    shapes = jax.jit(make, static_argnames=tuple(static)).eval_shape(*given, **static)
     return jax.tree.map(
         lambda array, where: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=where),
         shapes,
@@ -113,7 +112,7 @@ def abstract(make: Callable[..., Tree], arch: Architecture, mesh: Mesh, *given: 
 
 def make_in_place(make: Callable[..., Tree], arch: Architecture, mesh: Mesh, /, *given: Any, **static: Any) -> Tree:
     """What a function makes, made where it belongs: no device ever holds all of it. Made again, it is not compiled again."""
-    where = shardings(jax.eval_shape(partial(make, **static), *given), arch, mesh)
+    where = jax.tree.map(lambda made: made.sharding, abstract(make, arch, mesh, *given, **static))
     return jax.jit(make, static_argnames=tuple(static), out_shardings=where)(*given, **static)
 
 

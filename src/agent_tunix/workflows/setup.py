@@ -76,12 +76,14 @@ class Shelf:
             self._model = (wanted, load_model(cfg))
         return self._model[1]
 
-    def task(self, cfg: Config, tokenizer: Tokenizer, notice: Notice) -> Task:
+    def task(self, cfg: Config, model: Model, notice: Notice) -> Task:
         lengths = (cfg.generation.max_prompt_length, cfg.evaluation.num_examples, cfg.training.train_fraction)
         seed = cfg.seed if cfg.data.source == "arithmetic" else None  # files are cut the same for every seed
         wanted = repr((cfg.data, seed, lengths, cfg.model.weights))
         if wanted not in self._tasks:
-            self._tasks[wanted] = load_task(cfg, tokenizer, notice)
+            task = load_task(cfg, model.tokenizer, notice)
+            refuse_unknown_tokens([example.prompt_ids for example in (*task.train, *task.validation)], model.arch)
+            self._tasks[wanted] = task
         return self._tasks[wanted]
 
 
@@ -207,12 +209,12 @@ def new_state(cfg: Config, model: Model) -> TrainState:
 
 def state_shapes(cfg: Config, model: Model) -> TrainState:
     """The shapes of a state and their places."""
+    of = adapters_of(cfg, model.arch) | {"seed": 0} if cfg.model.lora_rank > 0 else {}
+    return abstract(_outline, model.arch, model.mesh, model.shapes, optimizer=cfg.optimizer.optimizer_name, **of)
 
-    def like(weights: Weights) -> TrainState:
-        trainable = _fresh_adapters(**adapters_of(cfg, model.arch)) if cfg.model.lora_rank > 0 else masters(weights)
-        return init_state(trainable, cfg.optimizer.optimizer_name)
 
-    return abstract(like, model.arch, model.mesh, model.shapes)
+def _outline(weights: Weights, optimizer: str, **of: Any) -> TrainState:
+    return init_state(_fresh_adapters(**of) if of else masters(weights), optimizer)
 
 
 def new_trainable(cfg: Config, model: Model) -> Trainable:

@@ -72,8 +72,7 @@ def prepare(cfg: Config, shelf: setup.Shelf, notice: Notice, overrides: Sequence
     if cfg.model.lora_rank:
         setup.adapters_of(cfg, model.arch)
     scorer = Scorer(cfg.reward.functions, cfg.reward.weights)
-    task = shelf.task(cfg, model.tokenizer, notice)
-    setup.refuse_unknown_tokens([example.prompt_ids for example in (*task.train, *task.validation)], model.arch)
+    task = shelf.task(cfg, model, notice)
     if cfg.training.method == "supervised":
         longest = cfg.generation.max_generation_steps
         task = dataclasses.replace(task, train=with_demonstrations(task.train, model, longest, notice))
