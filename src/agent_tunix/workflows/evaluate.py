@@ -16,7 +16,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -27,7 +27,7 @@ from rich.table import Table
 from agent_tunix.config.schema import Config, EvaluateConfig
 from agent_tunix.engine import processes
 from agent_tunix.engine.metrics import Record, run_folder
-from agent_tunix.engine.population import Conversation, Sample, alone
+from agent_tunix.engine.population import Conversation, Ready, Sample, alone
 from agent_tunix.engine.rng import Purpose, step_key
 from agent_tunix.engine.rollout import Draw, Sampling
 from agent_tunix.errors import UserError
@@ -51,8 +51,12 @@ def complete(
     temperature: float,
     key: jax.Array,
     shared: str | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Conversation[list[list[str]]]:
-    """`num_generations` completions of every example; `shared` names them where other runs may ask for the very same."""
+    """`num_generations` completions of every example; `shared` names them where other runs may ask for the very same.
+
+    `meanwhile` is called when the device is at work on them.
+    """
     weights, adapters = policy(model.weights, trainable) if trainable is not None else (model.weights, None)
     batch_size = min(batch_size, len(examples))
     rows = batch_size + -batch_size % model.mesh.shape["fsdp"]
@@ -62,6 +66,8 @@ def complete(
         prompts = setup.pad_prompts(full, width, model)
         draw = Draw(adapters, prompts, jax.random.fold_in(key, index), temperature)
         drawn = yield Sample(weights, draw, model.arch, sampling, shared and f"{shared}, batch {index}")
+        meanwhile()
+        yield Ready(drawn)
         decoded = [model.tokenizer.decode(row) for row in processes.whole(drawn.tokens_BC).tolist()]
         G = sampling.num_generations
         texts += [decoded[i * G : (i + 1) * G] for i in range(len(batch))]

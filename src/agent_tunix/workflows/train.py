@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -125,10 +125,11 @@ def _in_folder(
     try:
         before = yield from evaluate_policy(r, fresh, desk)
         state, progress = yield from train_loop(r, state, progress, desk)
-        checkpoints.save(state, progress, used_up=False)
+        desk.put_off.append(partial(checkpoints.save, state, progress, used_up=False))
         completed, paused = progress.position == r.plan.total_batches, desk.rests(int(state.step))
         if completed or paused:
             after = yield from evaluate_policy(r, state, desk)
+        desk.catch_up()
         checkpoints.settle()
         status = "completed" if completed else "paused" if paused else "interrupted"
     except Exception as error:
@@ -223,15 +224,14 @@ def _in_vain(r: Run, progress: Progress, desk: Desk) -> bool:
 
 def evaluate_policy(r: Run, state: TrainState, desk: Desk) -> Conversation[list[Record]]:
     """Writes one line of evals.jsonl, unless that step has one; returns a few greedy completions to show."""
-    desk.catch_up()
     step, examples = int(state.step), r.task.validation
     greedy, *as_trained = evaluation_ways(r)
-    texts = yield from _answers(r, state, greedy)
+    texts = yield from _answers(r, state, greedy, desk.catch_up)
     missing = step not in [record["step"] for record in validations(desk.folder.path)]
     if processes.any_of(missing and processes.first()):
         record = {"step": step, "split": "validation", **grade(examples, texts)}
         for way in as_trained:
-            drawn = yield from _answers(r, state, way)
+            drawn = yield from _answers(r, state, way, desk.catch_up)
             record["sampled_accuracy"] = grade(examples, drawn)["accuracy"]
         desk.folder.evaluation(record)
         desk.display.evaluation(record)
@@ -239,7 +239,9 @@ def evaluate_policy(r: Run, state: TrainState, desk: Desk) -> Conversation[list[
     return [{"question": e.question, "answer": e.answer, "completion": text[0]} for e, text in shown]
 
 
-def _answers(r: Run, state: TrainState, way: tuple[Sampling, float]) -> Conversation[list[list[str]]]:
+def _answers(
+    r: Run, state: TrainState, way: tuple[Sampling, float], meanwhile: Callable[[], None]
+) -> Conversation[list[list[str]]]:
     """Completions of held-out problems. Those of a policy before its first update serve all runs that begin with it."""
     step = int(state.step)
     shared = r.beginning(way) if step == 0 else None
@@ -247,7 +249,8 @@ def _answers(r: Run, state: TrainState, way: tuple[Sampling, float]) -> Conversa
         return r.beginnings[shared]
     trainable = evaluation_trainable(state, r.cfg.optimizer.optimizer_name)
     problems = r.task.validation, r.task.prompt_width, r.cfg.evaluation.batch_size
-    answers = yield from complete(r.model, trainable, *problems, *way, r.key(step, Purpose.EVALUATION), shared)
+    key = r.key(step, Purpose.EVALUATION)
+    answers = yield from complete(r.model, trainable, *problems, *way, key, shared, meanwhile)
     if shared is not None:
         r.beginnings[shared] = answers
     return answers
@@ -255,6 +258,7 @@ def _answers(r: Run, state: TrainState, way: tuple[Sampling, float]) -> Conversa
 
 def _warn_early(desk: Desk) -> None:
     """Says what the doctor would say by now, each illness once."""
+    desk.catch_up()
     for finding in early_warnings(doctor.read(desk.folder.path)) if processes.first() else ():
         if finding.illness not in desk.warned:
             desk.warned.add(finding.illness)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from agent_tunix.workflows import train
+from agent_tunix.workflows.desk import NEVER, Desk
 
 
 def test_a_run_that_goes_wrong_is_told_of_it_once(write_run, tmp_path):
@@ -12,9 +13,8 @@ def test_a_run_that_goes_wrong_is_told_of_it_once(write_run, tmp_path):
     cut = [{"step": step, "reward/mean": 0.0, "completion/truncated": 1.0} for step in range(1, 9)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in cut))
     said: list[str] = []
-    desk: Any = SimpleNamespace(
-        folder=SimpleNamespace(path=folder), display=SimpleNamespace(notice=said.append), warned=set()
-    )
+    given: Any = SimpleNamespace(path=folder), None, SimpleNamespace(notice=said.append)
+    desk = Desk(*given, interruption=None, pause=NEVER, asked_at=None, rollbacks=[])
     for _ in range(2):
         train._warn_early(desk)
     assert len(said) == 1
