@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from agent_tunix.engine.metrics import RunFolder, claimed, read_records
+from agent_tunix.workflows import train as train_workflow
 
 LONG_RUNS = True
 REPOSITORY = Path(__file__).parents[2]
@@ -151,6 +153,25 @@ def test_kill_in_the_middle_of_a_save(straight, resume, tmp_path, moment):
     assert sorted(saved) == [str(SAVE_EVERY)] + ([str(2 * SAVE_EVERY)] if moment == "after" else [])
     made_again = re.search(rf"Saved up to step {SAVE_EVERY}: \d+ updates recorded after it will be made again\.", resume())
     assert bool(made_again) == (moment == "before")
+    assert_same_run(tmp_path / "run", straight)
+
+
+def test_what_was_learnt_is_saved_though_the_last_evaluation_fails(straight, command, resume, tmp_path, monkeypatch):
+    asked = []
+
+    def failing(run, state, desk):
+        asked.append(int(state.step))
+        if asked.count(STEPS) == 2:  # once when it is due, and once at the end
+            raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+        return (yield from evaluate(run, state, desk))
+
+    evaluate = train_workflow.evaluate_policy
+    with monkeypatch.context() as patch, contextlib.suppress(RuntimeError):
+        patch.setattr(train_workflow, "evaluate_policy", failing)
+        assert command("train", *RUN, "hydra.run.dir=run", "training.save_interval_steps=100").code != 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+    assert (tmp_path / "run" / "checkpoints" / str(STEPS)).is_dir()
+    resume()
     assert_same_run(tmp_path / "run", straight)
 
 

@@ -47,7 +47,7 @@ def _quiet_others() -> None:
 
 
 def _on_host(state: TrainState) -> TrainState:
-    """A copy in the host's memory, which the device writes while others wait for nothing."""
+    """A copy in the host's memory. The device writes it by and by; it is not waited for."""
     there = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("pinned_host"), state)
     return jax.device_put(state, there, may_alias=False)
 
@@ -71,8 +71,8 @@ class Checkpoints:
     def save(self, state: TrainState, progress: Progress, *, used_up: bool = True) -> None:
         """Saves a step once, by a thread: a tenth of a second passes before orbax has taken a state over.
 
-        A state that the next update uses up is copied before anything else that the device is asked for; else the thread
-        does that too.
+        A state that the next update uses up is copied before the device is asked for anything else; one that none follows,
+        by the thread.
         """
         _quiet_others()
         step = int(state.step)
@@ -84,8 +84,8 @@ class Checkpoints:
                 self._handed_over()
 
     def _hand_over(self, step: int, state: TrainState, progress: Progress) -> None:
-        saved = ocp.args.StandardSave(state), ocp.args.JsonSave(dataclasses.asdict(progress))
-        self._manager.save(step, args=ocp.args.Composite(state=saved[0], progress=saved[1]), force=True)
+        parts = {"state": ocp.args.StandardSave(state), "progress": ocp.args.JsonSave(dataclasses.asdict(progress))}
+        self._manager.save(step, args=ocp.args.Composite(**parts), force=True)
 
     def _handed_over(self) -> None:
         """Waits until orbax has what was saved; a fault is raised once."""

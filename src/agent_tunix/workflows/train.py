@@ -121,17 +121,11 @@ def _in_folder(
     display.begin(int(state.step))
     asked = functools.lru_cache(maxsize=2)(partial(asked_at, r))
     desk = Desk(folder, checkpoints, display, interruption, pause, asked, list(progress.rollbacks))
-    status, fault, after = "failed", "", []
+    status, fault = "failed", ""
     try:
         before = yield from evaluate_policy(r, fresh, desk)
         state, progress = yield from train_loop(r, state, progress, desk)
-        desk.put_off.append(partial(checkpoints.save, state, progress, used_up=False))
-        completed, paused = progress.position == r.plan.total_batches, desk.rests(int(state.step))
-        if completed or paused:
-            after = yield from evaluate_policy(r, state, desk)
-        desk.catch_up()
-        checkpoints.settle()
-        status = "completed" if completed else "paused" if paused else "interrupted"
+        status, after = yield from _finish(r, state, progress, desk)
     except Exception as error:
         status, fault = ended_by(error)
         raise
@@ -146,6 +140,20 @@ def _in_folder(
             report_on(path, display.notice)
         display.end(status)
     return Outcome(summary, before, after)
+
+
+def _finish(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Conversation[tuple[str, list[Record]]]:
+    """Saves the last state, and evaluates it unless the run was interrupted; returns its status and a few completions."""
+    completed, paused = progress.position == r.plan.total_batches, desk.rests(int(state.step))
+    desk.put_off.append(partial(desk.checkpoints.save, state, progress, used_up=False))
+    after: list[Record] = []
+    try:
+        if completed or paused:
+            after = yield from evaluate_policy(r, state, desk)
+    finally:
+        desk.catch_up()  # what was learnt is saved, whatever becomes of the evaluation
+    desk.checkpoints.settle()
+    return "completed" if completed else "paused" if paused else "interrupted", after
 
 
 def train_loop(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Conversation[tuple[TrainState, Progress]]:
