@@ -258,11 +258,13 @@ def alone(run: Conversation[Result]) -> Result:
 def together(runs: Sequence[Conversation[Result]]) -> list[Result | DivergenceError]:
     """Answers several runs until all have ended; of one that diverged, its error. Any other error ends them all.
 
-    The kind that most runs wait for is answered first, so one that fell out of step, after a rollback say, falls in again.
+    A kind that few runs wait for, or that is seldom asked for, is answered first: so runs that fell out of step, after a
+    rollback say, go on until they fall in with the others. `Ready` comes before more work for the device.
     The programs keep their size to the end: the place of a run that does not ask is filled by a copy, its answer ignored.
     """
     results: list[Any] = [None] * len(runs)
     waiting: dict[int, Request] = {}
+    answered = Counter[tuple]()
 
     def proceed(index: int, answer: Any) -> None:
         try:
@@ -278,7 +280,9 @@ def together(runs: Sequence[Conversation[Result]]) -> list[Result | DivergenceEr
         for index in range(len(runs)):
             proceed(index, None)
         while waiting:
-            (kind, _), *_ = Counter(request.kind for request in waiting.values()).most_common(1)
+            waited_for = Counter(request.kind for request in reversed(waiting.values()))  # the latest first
+            kind = min(waited_for, key=lambda kind: (kind != Ready.kind, waited_for[kind] * (1 + answered[kind])))
+            answered[kind] += 1
             chosen = [index for index, request in waiting.items() if request.kind == kind]
             requests: list[Any] = [waiting.pop(index) for index in chosen]
             fillers = [requests[0]] * (len(runs) - len(requests))

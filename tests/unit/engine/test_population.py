@@ -38,6 +38,11 @@ class Other(Square):
     kind: str = "other"
 
 
+@dataclasses.dataclass(frozen=True)
+class Third(Square):
+    kind: str = "third"
+
+
 def summing(numbers, log):
     total = 0
     for number in numbers:
@@ -88,19 +93,25 @@ def test_a_run_that_diverges_does_not_disturb_the_others():
     assert second == 13
 
 
-def test_a_run_out_of_step_falls_in_again():
-    """The second run asks for something else once; the others are answered first, then all go on together."""
+@pytest.mark.parametrize("strays", [{0}, {1}, {0, 1}, {1, 2, 3}], ids=str)
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_runs_out_of_step_fall_in_again(size, strays):
+    """Some ask for something else before the fourth of their steps; all others wait, and share every step with them."""
     log: list = []
 
-    def straying():
-        total = yield Other(10, log)
-        total += yield Square(2, log)
-        return total
+    def run(index):
+        for step in range(20):
+            if step == 3 and index in strays:
+                yield Other(index, log)
+                yield Ready(())
+            for request in (Square(step, log), Third(step, log)):
+                yield request
+                yield Ready(())
 
-    results = together([summing([1, 3], log), straying(), summing([1, 3], log)])
-    assert results == [10, 104, 10]
-    assert log.count([10, 10, 10]) == 1
-    assert len(log) == 4, "two calls of the others, one of the stray kind, one square left"
+    together([run(index) for index in range(size)])
+    shared = [numbers for numbers in log if len(set(numbers)) == 1]
+    assert len(log) == 2 * 20 + 1
+    assert len(shared) >= 2 * 20
 
 
 class Broken(Square):
