@@ -49,6 +49,7 @@ class RunFolder:
 
     def summary(self, record: Record) -> None:
         """Replaces summary.json atomically."""
+        self._refuse_removed()
         replace_text(self.path / "summary.json", json.dumps(record, indent=2) + "\n")
 
     def rewind(self, step: int) -> None:
@@ -64,7 +65,12 @@ class RunFolder:
     def close(self) -> None:
         self._tensorboard.close()
 
+    def _refuse_removed(self) -> None:
+        if not self.path.is_dir():
+            raise UserError(f"{self.path} was removed while its run went on, and what it held is lost. Start the run again.")
+
     def _append(self, name: str, records: Iterable[Record]) -> None:
+        self._refuse_removed()
         with open(self.path / name, "ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)

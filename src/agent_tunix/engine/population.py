@@ -286,6 +286,11 @@ def together(runs: Sequence[Conversation[Result]]) -> list[Result | DivergenceEr
             chosen = [index for index, request in waiting.items() if request.kind == kind]
             requests: list[Any] = [waiting.pop(index) for index in chosen]
             fillers = [requests[0]] * (len(runs) - len(requests))
-            for index, answer in zip(chosen, requests[0].answer(requests + fillers), strict=False):
+            try:
+                answers = requests[0].answer(requests + fillers)
+            except BaseException as fault:
+                runs[chosen[0]].throw(fault)  # one of them notes what has ended all
+                raise
+            for index, answer in zip(chosen, answers, strict=False):
                 proceed(index, answer)
     return results

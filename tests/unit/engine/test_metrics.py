@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -72,6 +73,15 @@ def test_a_text_that_cannot_be_written_leaves_nothing_and_is_named(tmp_path):
 
 def test_a_file_that_is_not_there_has_no_records(tmp_path):
     assert read_records(tmp_path / "metrics.jsonl") == []
+
+
+def test_a_folder_removed_while_its_run_goes_on_is_named(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    for write in (lambda: folder.samples([{"step": 1}]), lambda: folder.summary({})):
+        with pytest.raises(UserError, match="run was removed while its run went on"):
+            write()
+    folder.close()
 
 
 def test_a_resumed_run_drops_later_steps_and_a_half_written_line(tmp_path):

@@ -120,19 +120,20 @@ class Broken(Square):
         raise MemoryError
 
 
-def test_a_run_alone_hears_of_what_has_ended_it():
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_run_hears_of_a_fault_of_the_device_and_the_others_close(size):
     heard = []
 
     def careful():
         try:
             yield Broken(1, [])
-        except MemoryError as fault:
-            heard.append(fault)
+        except BaseException as fault:
+            heard.append(type(fault))
             raise
 
-    with pytest.raises(MemoryError) as raised:
-        alone(careful())
-    assert heard == [raised.value]
+    with pytest.raises(MemoryError):
+        alone(careful()) if size == 1 else together([careful() for _ in range(size)])
+    assert heard == [MemoryError] + [GeneratorExit] * (size - 1)
 
 
 def test_any_other_error_ends_all_and_lets_each_close():
