@@ -107,12 +107,16 @@ def straight(command, kept: Path, monkeypatch) -> Path:
         if commits:
             shutil.copytree(kept, kept.with_name("after"))
 
+    made: list[int] = []
+    asked_at = train_workflow.asked_at
     if not kept.exists():
         with monkeypatch.context() as patch:
+            patch.setattr(train_workflow, "asked_at", lambda run, index: made.append(index) or asked_at(run, index))
             patch.setattr(os, "rename", copied)
             patch.setattr(os, "replace", copied)
             outcome = command("train", *RUN, f"hydra.run.dir={kept}")
         assert outcome.code == 0, outcome.err
+        assert made == list(range(BATCHES + 1)), "every batch's prompts are made once, and before it is its turn"
         assert [record["step"] for record in read_records(kept / "metrics.jsonl")] == list(range(1, STEPS + 1))
     return kept
 

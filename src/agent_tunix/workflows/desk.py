@@ -48,15 +48,18 @@ class Desk:
             self.catch_up()
         return self.pause.due(step)
 
-    def write(self, record: Record) -> None:
-        self.put_off.extend([partial(self.folder.metrics, record), partial(self.display.step, record)])
-
-    def write_samples(self, records: Sequence[Record]) -> None:
-        self.put_off.append(partial(self.folder.samples, records))
+    def later(self, *work: Callable[[], None]) -> None:
+        self.put_off.extend(work)
 
     def catch_up(self) -> None:
         while self.put_off:
             self.put_off.pop(0)()
+
+    def write(self, record: Record) -> None:
+        self.later(partial(self.folder.metrics, record), partial(self.display.step, record))
+
+    def write_samples(self, records: Sequence[Record]) -> None:
+        self.later(partial(self.folder.samples, records))
 
     def save(self, state: TrainState, progress: Progress) -> None:
         self.catch_up()

@@ -145,7 +145,7 @@ def _in_folder(
 def _finish(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Conversation[tuple[str, list[Record]]]:
     """Saves the last state, and evaluates it unless the run was interrupted; returns its status and a few completions."""
     completed, paused = progress.position == r.plan.total_batches, desk.rests(int(state.step))
-    desk.put_off.append(partial(desk.checkpoints.save, state, progress, used_up=False))
+    desk.later(partial(desk.checkpoints.save, state, progress, used_up=False))
     after: list[Record] = []
     try:
         if completed or paused:
