@@ -34,6 +34,7 @@ class Program(NamedTuple):
     function: Any
     arguments: tuple[Any, ...]
     static: dict[str, Any]
+    beforehand: Callable[..., None] | None = None  # does, of the same arguments, what tracing would wait for
 
     def signature(self) -> tuple[Hashable, ...]:
         """Equal for calls that the same compiled program serves."""
@@ -44,6 +45,10 @@ class Program(NamedTuple):
     def kept(self) -> jax.stages.Compiled | None:
         """The executable that an earlier process kept, if there is one."""
         return executables.load(self._place(), self.arguments)
+
+    def prepare(self) -> None:
+        if self.beforehand:
+            self.beforehand(*self.arguments, **self.static)
 
     def lower(self) -> jax.stages.Lowered:
         return self.function.lower(*self.arguments, **self.static)
@@ -79,6 +84,12 @@ def begin(program: Program, context: Callable[[], AbstractContextManager]) -> No
     _import_mosaic()
     sys.setswitchinterval(HANDOVER)  # the run reads weights meanwhile, and asks for the lock hundreds of times
 
+    def kept_or_prepared() -> Any:
+        if found := program.kept():
+            return found
+        with context():
+            return program.prepare()
+
     def traced_unless_kept() -> Any:
         if kept.result():
             return None
@@ -89,7 +100,7 @@ def begin(program: Program, context: Callable[[], AbstractContextManager]) -> No
         _ready[signature] = kept.result() or program.compile(traced.result())
 
     own = concurrent.futures.ThreadPoolExecutor(1)
-    kept = own.submit(program.kept)
+    kept = own.submit(kept_or_prepared)
     traced = _tracer.submit(traced_unless_kept)
     _under_way[signature] = soon = own.submit(finish)
     soon.add_done_callback(lambda _: _under_way.pop(signature, None))

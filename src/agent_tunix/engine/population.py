@@ -26,7 +26,7 @@ from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine import ahead, compiler
 from agent_tunix.engine.ahead import Program
 from agent_tunix.engine.batch import cut_to, widened
-from agent_tunix.engine.rollout import Draw, Sampling, sample
+from agent_tunix.engine.rollout import Draw, Sampling, prepare, sample
 from agent_tunix.engine.update import UpdateStats, gradients_together, reference_logprobs, update, update_one_of
 from agent_tunix.errors import DivergenceError
 from agent_tunix.models import gemma3, lora
@@ -85,7 +85,7 @@ class Sample(DeviceRequest):
         first, names = requests[0], {r.shared for r in requests}
         drawn = requests[:1] if len(names) == 1 and names != {None} else requests
         static = {"arch": first.arch, "sampling": first.sampling}
-        return Program(sample, (first.weights, tuple(r.draw for r in drawn)), static)
+        return Program(sample, (first.weights, tuple(r.draw for r in drawn)), static, prepare)
 
     @classmethod
     def answer(cls, requests: Sequence[Sample]) -> Sequence[Rollouts]:

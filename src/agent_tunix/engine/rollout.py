@@ -90,6 +90,13 @@ def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sam
     return tuple(jax.tree.map(lambda x, k=k: cut(x[k * B // K : (k + 1) * B // K], "fsdp"), rollouts) for k in range(K))
 
 
+def prepare(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sampling: Sampling) -> None:
+    """What tracing `sample` would wait for: a kernel's compiler, which needs no interpreter. Arrays may be shapes."""
+    adapters = jax.eval_shape(lora.stack, [draw.adapters for draw in draws])
+    P, S = draws[0].prompts.tokens_PS.shape
+    decoding.prepare(weights, adapters, arch, (len(draws) * P, S), sampling.num_generations, sampling.max_steps)
+
+
 def _until_the_end(tokens_BC, logprobs_BC, ends, pad_id: int) -> Rollouts:
     """What each row drew up to its first end token; the rest becomes padding.
 

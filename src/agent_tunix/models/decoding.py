@@ -52,6 +52,15 @@ def start(
     return way(weights, adapters, arch, prompt, group, slots)
 
 
+def prepare(
+    weights: Weights, adapters: Adapters | None, arch: Architecture, prompts: tuple[int, int], group: int, slots: int
+) -> None:
+    """Has what `start` will compile for prompts of that shape, [P, S], compiled beforehand; weights may be shapes."""
+    (P, S), policies = prompts, lora.policies_of(adapters)
+    if _way(weights, adapters, arch, P * group) is token_kernel.start:
+        token_kernel.compiled(arch, policies, P // policies, group, S, slots)
+
+
 def _way(weights: Weights, adapters: Adapters | None, arch: Architecture, sequences: int) -> Way:
     if not _takes_kernels(weights):
         return _by_forward

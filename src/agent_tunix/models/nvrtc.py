@@ -1,4 +1,4 @@
-"""CUDA C++, compiled while a program is traced by the library that comes with JAX for NVIDIA GPUs, and called by XLA."""
+"""CUDA C++, compiled by the library that comes with JAX for NVIDIA GPUs, and called by XLA."""
 
 from __future__ import annotations
 
@@ -47,11 +47,15 @@ def serves() -> bool:
 
 
 def compiled(source: str, macros: Mapping[str, object], folder: Path | None = None) -> str:
-    """The PTX of a source, which may include files of the folder."""
+    """The PTX of a source, which may include files of the folder; the same is compiled once."""
+    options = ["-std=c++17", f"-arch={ARCHITECTURE}", "-default-device", *([f"-I{folder}"] if folder else [])]
+    return _compiled(source, (*options, *(f"-D{name}={value}" for name, value in macros.items())))
+
+
+@functools.cache
+def _compiled(source: str, options: tuple[str, ...]) -> str:
     nvrtc, program, size = library(), ctypes.c_void_p(), ctypes.c_size_t()
     assert nvrtc is not None
-    options = ["-std=c++17", f"-arch={ARCHITECTURE}", "-default-device", *([f"-I{folder}"] if folder else [])]
-    options += [f"-D{name}={value}" for name, value in macros.items()]
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
     given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     if nvrtc.nvrtcCompileProgram(program, len(options), given):

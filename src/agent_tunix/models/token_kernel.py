@@ -61,15 +61,11 @@ def start(
     """As `decoding.start`: the cache is keys and values, counters, and the words that blocks leave for each other."""
     policies, lengths_P, S = lora.policies_of(adapters), prompt.positions_BS[:, -1] + 1, prompt.keys_LBSKN.shape[2]
     prompts = len(lengths_P) // policies
-    teams, rows = policies * _teams(prompts * group), _teams(prompts * group) * ROWS
-    blocks = kernels.multiprocessors() // teams
-    sizes = {"POLICIES": policies, "PROMPTS": prompts, "GROUP": group, "TEAMS": teams, "TEAMS_EACH": teams // policies}
-    sizes |= {"PROMPT_TILES": -(-S // KEYS), "OWN_TILES": -(-slots // KEYS), "BLOCKS": blocks}
-    cut = cuts(arch, blocks)
-    ptx = nvrtc.compiled((FOLDER / "token.cu").read_text(), {**_macros(arch), **sizes, **cut}, FOLDER)
+    ptx, cut = compiled(arch, policies, prompts, group, S, slots)
+    teams, rows = cut["TEAMS"], cut["TEAMS_EACH"] * ROWS
     angles = [x_TN for pair in gemma3.rotations(arch, jnp.arange(S + slots)) for x_TN in both_halves(*pair)]
     constants = [jnp.stack(angles, axis=1), *_norms(weights, arch), *_matrices(weights, adapters, cut["DOWN_Z"])]
-    launch = {"grid": teams * blocks, "threads": 2 * 32 * WARPS, "shared_bytes": SHARED_BYTES}
+    launch = {"grid": teams * cut["BLOCKS"], "threads": 2 * 32 * WARPS, "shared_bytes": SHARED_BYTES}
 
     def read(cache, tokens_B, slot, done_B):
         del done_B  # what a finished sequence reads is of no use, and no one else sees it
@@ -85,6 +81,17 @@ def start(
     counters = jnp.zeros((teams, COUNTERS, APART), jnp.int32)
     words = jnp.full((2, teams, arch.num_layers, cut["LAYER_WORDS"]), MISSING)
     return (*_tiles(prompt, policies * rows, slots), counters, words), read
+
+
+def compiled(
+    arch: Architecture, policies: int, prompts: int, group: int, longest: int, slots: int
+) -> tuple[str, dict[str, int]]:
+    """The kernel for so many policies, prompts of each and sequences of a prompt, and how it cuts its work."""
+    each = _teams(prompts * group)
+    blocks = kernels.multiprocessors() // (policies * each)
+    cut = {"POLICIES": policies, "PROMPTS": prompts, "GROUP": group, "TEAMS": policies * each, "TEAMS_EACH": each}
+    cut |= {"PROMPT_TILES": -(-longest // KEYS), "OWN_TILES": -(-slots // KEYS), "BLOCKS": blocks, **cuts(arch, blocks)}
+    return nvrtc.compiled((FOLDER / "token.cu").read_text(), {**_macros(arch), **cut}, FOLDER), cut
 
 
 def _teams(sequences: int) -> int:

@@ -109,6 +109,31 @@ def test_programs_are_traced_in_the_order_they_were_begun(compiled, monkeypatch)
     assert traced == [1, 2, 3]
 
 
+def test_what_tracing_would_wait_for_is_done_meanwhile_unless_the_program_was_kept(compiled, monkeypatch):
+    """The first of two is being traced when the second is prepared; of a third there is nothing to do."""
+    doubled, tripled, kept, prepared = times(2), times(3), times(4), threading.Event()
+    found = kept.lower(shape(5)).compile()
+    monkeypatch.setattr(ahead.executables, "load", lambda _, arguments: found if arguments[0].shape == (5,) else None)
+    seen = []
+
+    @jax.jit
+    def waits(x):
+        assert prepared.wait(60)
+        return doubled(x)
+
+    def beforehand(x, *, by: int = 1) -> None:
+        seen.append((x.shape, by))
+        prepared.set()
+
+    ahead.begin(Program(waits, (shape(7),), {}), nullcontext)
+    ahead.begin(Program(kept, (shape(5),), {}, beforehand), nullcontext)
+    ahead.begin(Program(tripled, (shape(3),), {}, beforehand), nullcontext)
+    assert ahead.run(Program(waits, (jnp.ones(7),), {})).sum() == 14
+    assert ahead.run(Program(tripled, (jnp.ones(3),), {}, beforehand)).sum() == 9
+    assert ahead.run(Program(kept, (jnp.ones(5),), {}, beforehand)).sum() == 20
+    assert seen == [((3,), 1)]
+
+
 def test_a_program_that_was_kept_does_not_wait_for_one_that_is_traced(compiled, monkeypatch):
     doubled, tripled, may_trace = times(2), times(3), threading.Event()
     found = doubled.lower(shape(5)).compile()

@@ -11,6 +11,10 @@ import pytest
 from agent_tunix.engine import rollout
 from agent_tunix.engine.rollout import Draw, Sampling, sample
 from agent_tunix.engine.update import completion_logprobs
+from agent_tunix.models import attention, kernels, nvrtc
+from agent_tunix.models.gemma3 import Architecture
+from agent_tunix.models.lora import init_adapters
+from agent_tunix.models.weights import init_weights
 from agent_tunix.types import Prompts
 
 ENDS = (1, 2, 3, 4)
@@ -254,3 +258,27 @@ def test_policies_sampled_together_draw_what_each_draws_alone(weights, adapters,
         np.testing.assert_array_equal(got.mask_BC, alone.mask_BC)
         np.testing.assert_allclose(got.logprobs_BC, alone.logprobs_BC, atol=1e-5)
     assert (np.asarray(together[0].tokens_BC) != np.asarray(together[1].tokens_BC)).any()
+
+
+@pytest.mark.parametrize("policies", [1, 3])
+def test_what_is_prepared_is_what_tracing_asks_for(policies, monkeypatch):
+    """Kernels of a Hopper GPU, told by what NVRTC is given; here it is only asked."""
+    asked, shape = [], jax.ShapeDtypeStruct
+    numbers = {"vocab_size": 96, "num_layers": 2, "embed_dim": 512, "num_heads": 2, "num_kv_heads": 1, "head_dim": 256}
+    numbers |= {"hidden_dim": 256, "sliding_window": 24, "global_every": 2, "query_scale": 1 / 16, "norm_eps": 1e-6}
+    arch = Architecture(rope_local_base=1e4, rope_global_base=1e6, rope_global_factor=1.0, **numbers)
+    monkeypatch.setattr(kernels, "capability", lambda: kernels.HOPPER)
+    monkeypatch.setattr(kernels, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(attention, "cudnn_serves", lambda _: False)
+    monkeypatch.setattr(nvrtc, "serves", lambda: True)
+    monkeypatch.setattr(nvrtc, "compiled", lambda source, macros, folder: asked.append(macros) or "")
+    monkeypatch.setattr(nvrtc, "call", lambda name, ptx, given, made, *_, **__: [jnp.zeros(x.shape, x.dtype) for x in made])
+    weights = jax.eval_shape(partial(init_weights, arch=arch, dtype=jnp.bfloat16), jax.random.key(0))
+    own = jax.eval_shape(partial(init_adapters, arch=arch, modules=("q_proj",), rank=8, alpha=16.0), jax.random.key(0))
+    prompts = Prompts(shape((3, 40), jnp.int32), shape((3, 40), jnp.int32))
+    draws = (Draw(own, prompts, jax.eval_shape(partial(jax.random.key, 0)), 0.9),) * policies
+    rollout.prepare(weights, draws, arch=arch, sampling=PLAIN)
+    sample.eval_shape(weights, draws, arch=arch, sampling=PLAIN)
+    first, second = asked
+    assert first == second
+    assert (first["POLICIES"], first["PROMPTS"], first["GROUP"], first["PROMPT_TILES"]) == (policies, 3, 4, 3)
