@@ -1,4 +1,4 @@
-"""Compiler options of all programs of the engine. Only GPUs heed them.
+"""Compiler options of all programs of the engine. Only GPUs heed most of them.
 
 XLA would build dozens of candidates for every matrix product and time them all. cuBLAS, the alternative, is as fast for
 ours and needs no building: without the candidates reference and update compile in 11 seconds rather than 30. Nor are
@@ -6,6 +6,9 @@ cuBLAS's own algorithms timed against each other: its first choice is as fast, a
 
 cuDNN would add up gradients of attention in whatever order they come. Held to one order it is as fast, and a repeated update
 gives the same bits.
+
+LLVM's last level of optimization, which is XLA's default, takes a CPU a fifth longer to compile a first run, and the
+programs are no faster.
 
 A loop whose body is small kernels is given to the device as a whole, as a graph that has the loop in it, so that the host
 is not asked before each round whether there is another. All was measured in benchmarks/2026-11-15-decode.md.
@@ -15,6 +18,7 @@ OPTIONS = {
     "xla_gpu_enable_triton_gemm": False,
     "xla_gpu_autotune_level": 0,
     "xla_gpu_exclude_nondeterministic_ops": True,
+    "xla_backend_optimization_level": 2,
 }
 # This list replaces XLA's own, which lacks loops, so it must name everything that may be in a graph.
 LOOP_OPTIONS = OPTIONS | {

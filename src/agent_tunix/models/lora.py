@@ -136,11 +136,17 @@ def module_shape(arch: Architecture, module: str) -> tuple[int, int]:
 
 
 def init_adapters(key: jax.Array, arch: Architecture, modules: tuple[str, ...], rank: int, alpha: float) -> Adapters:
-    """Fresh adapters: A uniform as in the authors' code (Kaiming, variance 1 / (3 in)), B zero."""
+    """Fresh adapters: A uniform as in the authors' code (Kaiming, variance 1 / (3 in)), B zero.
+
+    All of A is drawn at once: each drawing by itself takes a CPU half a second to compile.
+    """
+    shapes = [module_shape(arch, module) for module in modules]
+    bounds = jnp.array([1.0 / math.sqrt(fan_in) for fan_in, _ in shapes], jnp.float32)
+    most = arch.num_layers * max(fan_in for fan_in, _ in shapes) * rank
+    keys = jax.random.split(key, len(modules))
+    drawn = jax.vmap(lambda key, bound: jax.random.uniform(key, (most,), jnp.float32, -bound, bound))(keys, bounds)
     a, b = {}, {}
-    for module, module_key in zip(modules, jax.random.split(key, len(modules)), strict=True):
-        fan_in, fan_out = module_shape(arch, module)
-        bound = 1.0 / math.sqrt(fan_in)
-        a[module] = jax.random.uniform(module_key, (arch.num_layers, fan_in, rank), jnp.float32, -bound, bound)
+    for module, own, (fan_in, fan_out) in zip(modules, drawn, shapes, strict=True):
+        a[module] = own[: arch.num_layers * fan_in * rank].reshape(arch.num_layers, fan_in, rank)
         b[module] = jnp.zeros((arch.num_layers, rank, fan_out), jnp.float32)
     return Adapters(a, b, alpha / rank)

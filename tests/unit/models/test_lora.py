@@ -52,6 +52,13 @@ def test_fresh_adapters_are_float32_bounded_and_differ_by_layer_and_module(fresh
     assert not np.array_equal(fresh_adapters.a["q_proj"][:, :16], fresh_adapters.a["down_proj"][:, :16])
 
 
+def test_drawing_all_modules_at_once_gives_each_what_it_would_draw_by_itself(fresh_adapters, arch):
+    for module, key in zip(("q_proj", "down_proj"), jax.random.split(jax.random.key(2)), strict=True):
+        bound = module_shape(arch, module)[0] ** -0.5
+        alone = jax.random.uniform(key, fresh_adapters.a[module].shape, minval=-bound, maxval=bound)
+        np.testing.assert_array_equal(fresh_adapters.a[module], alone)
+
+
 def test_adapters_equal_the_base_with_their_product_added(weights, adapters, arch, prompts):
     merged = {
         module: getattr(weights.layers, module)
