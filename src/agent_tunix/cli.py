@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from agent_tunix.config import composition, folders, load
-from agent_tunix.config.continuation import anchored, resumed
+from agent_tunix.config.continuation import anchored, refuse_other_folder, resumed
 from agent_tunix.config.launch import Launch, launched
 from agent_tunix.config.load import C, did_you_mean, hydra_arguments, search_path, validate
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
@@ -112,6 +112,7 @@ def _train(composed: DictConfig) -> float | None:
             dry_run.run(goes_on[0] if goes_on else cfg, _relative(output), console)
         return None
     if goes_on:
+        refuse_other_folder(goes_on[1], output)
         cfg, output = goes_on
     elif processes.first() and (output / "config.yaml").exists():
         setup.refuse_others(output, "config.yaml")  # a ramp has one too, but cannot be resumed

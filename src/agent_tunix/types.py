@@ -10,7 +10,8 @@ Every array name ends in the letters of its axes, so `rewards_PG[p, g]` is the r
     T  tokens of whatever is being read      F  width of the feed-forward layer
     V  vocabulary                            R  rank of a LoRA adapter
 
-Sequences of one prompt lie side by side: sequence b belongs to prompt b // G.
+Sequences of one prompt lie side by side: sequence b belongs to prompt b // G. Outside of a model's layers K also counts
+the policies that share a program, and N whatever a function has many of: micro-batches, tokens of all rows, candidates.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.weights import load_weights
 from agent_tunix.types import Batch, Prompts, Rollouts
 from agent_tunix.workflows import setup
-from agent_tunix.workflows.memory import Shapes, held_adapters, held_base, held_weights
+from agent_tunix.workflows.memory import Shapes, held_adapters, held_base, held_bytes
 
 P, G, S, C = 8, 2, 8, 12
 ARCH = Architecture(  # no two axes of one length, so that a shape tells what it is the shape of
@@ -189,7 +189,7 @@ def test_a_quantised_base_is_cut_too():
     np.testing.assert_array_equal(many.tokens_BC, one.tokens_BC)
     assert_close(many.logprobs_BC, one.logprobs_BC, 1e-5)
     s = Shapes(arch, 0, (), 4, P, P, G, 1, S, C, 2, 2, "nf4")
-    assert held(weights) == held_weights(s)
+    assert held(weights) == held_bytes(s)
     assert 4 * held(weights.layers.up_proj) == sum(leaf.nbytes for leaf in jax.tree.leaves(weights.layers.up_proj))
 
 

@@ -114,6 +114,18 @@ def test_what_a_run_has_its_own_of_is_refused(command, asked):
     assert f"{asked[0]}: a run is evaluated as it was trained; only run, step" in outcome.err
 
 
+def test_a_run_whose_weights_or_data_have_moved_says_where_to_write_the_new_place(command, write_run, tmp_path):
+    for verb in ("evaluate", "export"):
+        for moved in ("model__weights", "data__path"):
+            write_run(folder := tmp_path / verb / moved, **{moved: "./gone"}, data__source="table")
+            if (verb, moved) != ("export", "data__path"):  # which needs no data
+                outcome = command(verb, f"run={folder}")
+                assert outcome.code == 2
+                said = f"This is what {folder / 'config.yaml'} names; if it was moved, write its new path there."
+                assert "./gone: there is no such" in outcome.err
+                assert said in outcome.err
+
+
 def test_a_step_of_no_run_is_refused(command):
     outcome = command("evaluate", "model=gemma3_tiny", "step=7")
     assert (outcome.code, "give the folder of a run" in outcome.err) == (2, True)

@@ -65,6 +65,12 @@ def test_what_the_run_would_refuse_the_plan_refuses(command, override, said):
     assert (outcome.code, said in outcome.err) == (2, True)
 
 
+def test_a_start_that_has_no_checkpoint_is_refused_by_the_plan_too(command, write_run, tmp_path):
+    write_run(tmp_path / "begun")
+    outcome = command("plan", *RUN, "training.init_from=begun")
+    assert (outcome.code, "begun holds no checkpoint yet" in outcome.err) == (2, True), outcome.err
+
+
 def test_a_part_of_a_cards_memory_is_left_to_its_runtime(command, monkeypatch):
     monkeypatch.setattr(dry_run, "card", lambda: ("a card", 1.0))
     monkeypatch.setattr(memory, "estimate", lambda shapes: {"peak": 0.95})

@@ -223,6 +223,13 @@ def test_a_run_that_another_process_writes_is_not_gone_on_with(straight, command
     assert (straight / "summary.json").read_text() == before
 
 
+def test_a_run_goes_on_in_its_own_folder_or_not_at_all(straight, command, tmp_path):
+    outcome = command("train", f"training.resume={straight}", "hydra.run.dir=another")
+    assert (outcome.code, "a resumed run goes on in its own folder" in outcome.err) == (2, True), outcome.err
+    assert not (tmp_path / "another").exists()
+    assert command("train", f"training.resume={straight}", f"hydra.run.dir={straight}").code == 0
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

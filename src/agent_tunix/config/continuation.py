@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
@@ -40,11 +42,22 @@ def resumed(folder: str, overrides: Sequence[str]) -> tuple[Config, Path]:
             raise UserError(
                 f"{override}: a resumed run keeps its own groups; only single values, as in a.b=c, can be changed."
             )
+        if parsed.is_delete():
+            section, _, name = key.rpartition(".")
+            (OmegaConf.select(saved, section) or {}).pop(name, None)
+            continue
         OmegaConf.update(saved, key, value, force_add=True)
         if key in FIXED and not _same(key, began[key], OmegaConf.select(saved, key)):
             kept = "null" if began[key] is None else began[key]
             raise UserError(f"{override.lstrip('+')}: a resumed run keeps {key}={kept}, as {FIXED[key]}. Start another run.")
     return validate(saved, Config, f"{path / 'config.yaml'} and the command line"), path
+
+
+def refuse_other_folder(run: Path, asked: Path) -> None:
+    """Refuses a folder for what a resumed run writes: it goes on in its own."""
+    given = any(override.startswith("hydra.run.dir=") for override in HydraConfig.get().overrides.hydra)
+    if given and asked.resolve() != run.resolve():
+        raise UserError(f"hydra.run.dir={asked}: a resumed run goes on in its own folder, {run}; leave hydra.run.dir out.")
 
 
 def no_run(folder: str, key: str) -> UserError:
@@ -58,6 +71,18 @@ def no_run(folder: str, key: str) -> UserError:
         f"{key}={folder}: this is not the folder of a run, there is no {Path(folder).absolute() / 'config.yaml'}."
         f"{moved if key == 'training.init_from' else ''}"
     )
+
+
+@contextlib.contextmanager
+def made_of(run: str | None) -> Iterator[None]:
+    """Around the loading of what an earlier run was made of: says where that is written, should it not be found."""
+    try:
+        yield
+    except UserError as fault:
+        if run is None:
+            raise
+        written = Path(run) / "config.yaml"
+        raise UserError(f"{fault}\nThis is what {written} names; if it was moved, write its new path there.") from fault
 
 
 def _same(key: str, before: Any, now: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,7 +19,11 @@ from agent_tunix.config.schema import Config
 from agent_tunix.errors import UserError
 
 C = TypeVar("C", bound=BaseModel)
-FOLDERS = ("run", "output", "training.resume", "training.init_from", "data.path", "model.weights")
+FOLDERS = (
+    *("run", "output", "training.resume", "training.init_from", "data.path", "model.weights"),
+    *("hydra.run.dir", "hydra.sweep.dir"),
+)
+FOLDER_TO_QUOTE = re.compile(r"""(["']?)([0-9][\w.+-]*|~[^"',]*)\1""")  # a comma may part the values of a sweep
 WHY = {
     "grpo.num_generations": "GRPO compares the completions of one prompt with each other",
     "generation.temperature": "for greedy decoding evaluate with inference_config=greedy",
@@ -54,11 +59,11 @@ def hydra_arguments(given: list[str], *more: Path) -> list[str]:
 def _lenient(argument: str) -> str:
     """Makes Hydra take any single value (`++key=value`), so that all unknown keys are reported by the schema, together.
 
-    The name of a folder may look like a number, and is quoted so that Hydra does not read it as one.
+    The name of a folder may look like a number, or begin with a tilde that the shell has left there, and is quoted.
     """
     key, equals, value = argument.partition("=")
-    if key in FOLDERS and re.fullmatch(r"[0-9][\w.+-]*", value):
-        argument = f"{key}='{value}'"
+    if key in FOLDERS and (named := FOLDER_TO_QUOTE.fullmatch(value)):
+        argument = f"{key}='{os.path.expanduser(named[2])}'"
     groups = [path.name for path in config_folder().iterdir() if path.is_dir()]
     plain = equals and key[:1].isalpha() and not key.startswith("hydra") and "@" not in key
     return f"++{argument}" if plain and key not in groups else argument

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from agent_tunix.engine.guard import Progress
@@ -50,6 +51,11 @@ def _on_host(state: TrainState) -> TrainState:
     """A copy in the host's memory. The device writes it by and by; it is not waited for."""
     there = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("pinned_host"), state)
     return jax.device_put(state, there, may_alias=False)
+
+
+@jax.jit
+def _finite(state: TrainState) -> jax.Array:
+    return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state)]).all()
 
 
 class Checkpoints:
@@ -94,23 +100,27 @@ class Checkpoints:
             if saving is not None:
                 saving.result()
 
+    def chosen(self, step: int | None) -> int:
+        """The step asked for, or the last; raises UserError where it was not saved."""
+        steps, run = self.steps(), self._manager.directory.parent
+        if not steps:
+            raise UserError(f"{run} holds no checkpoint yet; training.resume=<its folder> continues it and writes one.")
+        if step is not None and step not in steps:
+            raise UserError(f"{run} has no checkpoint of step {step}; the steps kept are {', '.join(map(str, steps))}.")
+        return steps[-1] if step is None else step
+
     def restore(self, like: TrainState, step: int | None = None) -> tuple[TrainState, Progress]:
         """The state at a step (default: the last) in the structure of `like`, and the progress saved with it."""
         _quiet_others()
         self.settle()
-        steps = self.steps()
-        if not steps:
-            run = self._manager.directory.parent
-            raise UserError(f"{run} holds no checkpoint yet; training.resume=<its folder> continues it and writes one.")
-        step = steps[-1] if step is None else step
-        if step not in steps:
-            run, kept = self._manager.directory.parent, ", ".join(map(str, steps))
-            raise UserError(f"{run} has no checkpoint of step {step}; the steps kept are {kept}.")
+        step = self.chosen(step)
         self._check_shapes(like, step)
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), progress=ocp.args.JsonRestore())
         try:
             restored = self._manager.restore(step, args=args)
+            if not _finite(restored.state):  # no update that would make it so reaches a state
+                raise ArithmeticError("NaN or infinity among its numbers")
             return restored.state, Progress.from_json(restored.progress)
         except Exception as fault:  # orbax and tensorstore raise many kinds
             if mistake_of(fault):

@@ -37,7 +37,10 @@ from agent_tunix.types import Batch, Rollouts, TrainState
 
 
 class DeviceRequest(abc.ABC):
-    """Asks for a call of a program over the weights; one call can answer the requests of several runs."""
+    """Asks for a call of a program over the weights; one call can answer the requests of several runs.
+
+    Those that a run may yield have a `kind`, equal for requests that one call can answer.
+    """
 
     weights: Weights
 

@@ -162,8 +162,8 @@ def agreed(work: Callable[[], Found]) -> Found:
         found = work()
     except UserError as fault:
         mistake = fault
-    kind = "" if mistake is None else "D" if isinstance(mistake, DivergenceError) else "U"
-    for said in everyones(f"{kind}{mistake}" if mistake else ""):
+    letter = "D" if isinstance(mistake, DivergenceError) else "U"  # what is sent begins with the kind of mistake
+    for said in everyones(f"{letter}{mistake}" if mistake else ""):
         if said:
             raise (DivergenceError if said[0] == "D" else UserError)(said[1:]) from mistake
     return found  # type: ignore[return-value]

@@ -16,6 +16,7 @@ import numpy as np
 
 from agent_tunix.errors import UserError
 from agent_tunix.models.gemma3 import Architecture
+from agent_tunix.models.huggingface import numeric
 
 BLOCK_ELEMENTS = 2**24  # dequantised at once, so that a large embedding never exists whole in float32
 TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
@@ -86,8 +87,13 @@ class GgufFile:
         self._check_supported()
         found = {name: self._field(f"gemma3.{key}") for name, key in NUMBERS.items()}
         found["vocab_size"] = self.shapes.get("model.embed_tokens.weight", (None,))[0]
-        found["rope_global_factor"] = self._field("gemma3.rope.scaling.factor") or 1.0
-        return dataclasses.replace(described, **{name: value for name, value in found.items() if value is not None})
+        scaled = self._field("gemma3.rope.scaling.type") != "none"
+        found["rope_global_factor"] = (self._field("gemma3.rope.scaling.factor") if scaled else None) or 1.0
+        given = dataclasses.replace(described, **{name: value for name, value in found.items() if value is not None})
+        try:
+            return numeric(given)
+        except (TypeError, ValueError) as fault:
+            raise _damaged(self._path, fault) from fault
 
     def _check_supported(self) -> None:
         """Refuses what this implementation has no code for."""
@@ -126,7 +132,10 @@ class GgufFile:
         field = self._reader.get_field(key)
         if field is None:
             return None
-        value = field.contents()
+        try:
+            value = field.contents()
+        except ValueError as fault:  # a text that is not UTF-8
+            raise _damaged(self._path, fault) from fault
         return float(str(np.float32(value))) if isinstance(value, float) else value  # 1e-6, not its nearest float32
 
 
@@ -139,7 +148,11 @@ def _open(path: Path) -> Any:
     try:
         return gguf.GGUFReader(path)
     except Exception as fault:  # the reader follows offsets without checks: a cut file fails in many ways
-        raise UserError(f"{path} is damaged or half downloaded ({fault}); delete it and download it again.") from fault
+        raise _damaged(path, fault) from fault
+
+
+def _damaged(path: Path, fault: Exception) -> UserError:
+    return UserError(f"{path} is damaged or half downloaded ({fault}); delete it and download it again.")
 
 
 def _huggingface_name(stored: str) -> str:

@@ -72,7 +72,7 @@ def read_architecture(folder: Path, family: str = "gemma3") -> Architecture:
     whole = read_config(folder, family)
     head = {TIED: whole[TIED]} if TIED in whole else {}  # the head is the whole model's, not the text part's
     try:
-        return _numeric(_architecture({**whole, **(whole.get("text_config") or {}), **head}, folder))
+        return numeric(_architecture({**whole, **(whole.get("text_config") or {}), **head}, folder))
     except (TypeError, ValueError, AttributeError, ArithmeticError) as fault:
         raise UserError(f"{folder / 'config.json'} has a value of the wrong kind ({fault}); download it again.") from fault
 
@@ -99,8 +99,8 @@ def _architecture(config: dict[str, Any], folder: Path) -> Architecture:
     )
 
 
-def _numeric(arch: Architecture) -> Architecture:
-    """The architecture, if its numbers are numbers of a model: JSON may hold "6" or 6.0 for 6, and Infinity."""
+def numeric(arch: Architecture) -> Architecture:
+    """The architecture, if its numbers are numbers of a model: a file may hold "6" or 6.0 for 6, and infinity."""
     for field in dataclasses.fields(arch):
         value = getattr(arch, field.name)
         if not isinstance(value, int if field.type == "int" else int | float) or not 0 < value < GREATEST:
@@ -145,13 +145,20 @@ def _rope(config: dict[str, Any], folder: Path) -> tuple[float, float, float]:
         )
     far = {"rope_theta": config.get("rope_theta", 1_000_000.0), **(by_kind.get("full_attention") or {}), **scaling}
     near = {"rope_theta": config.get("rope_local_base_freq", 10_000.0), **(by_kind.get("sliding_attention") or {})}
-    kinds = [layer.get("rope_type", layer.get("type", "default")) for layer in (near, far)]
-    factors = [
-        float(layer.get("factor", 1.0)) if kind == "linear" else 1.0 for layer, kind in zip((near, far), kinds, strict=True)
-    ]
-    if not set(kinds) <= {"default", "linear"} or factors[0] != 1.0:
-        raise UserError(f"{folder / 'config.json'}: RoPE of type {', '.join(sorted(set(kinds)))} is not supported.")
-    return float(near["rope_theta"]), float(far["rope_theta"]), factors[1]
+    near_factor, far_factor = (_rope_factor(layer, folder) for layer in (near, far))
+    if near_factor != 1:
+        raise UserError(f"{folder / 'config.json'}: RoPE of local layers is scaled, which is not supported.")
+    return float(near["rope_theta"]), float(far["rope_theta"]), far_factor
+
+
+def _rope_factor(layer: dict[str, Any], folder: Path) -> float:
+    """By how much positions are scaled; as in transformers, a factor counts for nothing beside the type default."""
+    kind = layer.get("rope_type", layer.get("type"))
+    if kind not in (None, "default", "linear"):
+        raise UserError(f"{folder / 'config.json'}: RoPE of type {kind} is not supported.")
+    if ("factor" in layer and kind is None) or ("factor" not in layer and kind == "linear"):
+        raise ValueError(f"RoPE has {layer}, of which type and factor are wanted, or neither")
+    return float(layer["factor"]) if kind == "linear" else 1.0
 
 
 def config_of(arch: Architecture, dtype: str) -> dict[str, Any]:
@@ -212,7 +219,7 @@ class SafetensorsFolder:
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         tensor = _tensor(*self._where[name])
-        if name == EMBEDDING and self._head and not np.array_equal(_tensor(*self._head), tensor):
+        if name == EMBEDDING and self._head and not np.array_equal(_tensor(*self._head), tensor, equal_nan=True):
             _, stored, path = self._head
             raise UserError(f"{path}: {stored} is not the embedding; only a head that is tied to it is supported.")
         return tensor.astype(dtype, copy=False)

@@ -6,7 +6,9 @@ A user's own function has the same signature, `(prompt, completion, answer) -> f
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import inspect
 import math
 import sys
 import traceback
@@ -75,7 +77,9 @@ class Scorer:
     def _one(self, name: str, prompt: str, completion: str, truth: str) -> float:
         try:
             returned = self.functions[name](prompt, completion, truth)
-        except (Exception, SystemExit) as fault:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as fault:  # some libraries raise what is no Exception to say that something failed
             raise _mistake(name, f"raised {type(fault).__name__}: {fault}{_where(fault)}", completion, truth) from fault
         try:
             with np.errstate(over="ignore"):
@@ -125,4 +129,12 @@ def load_function(name: str, path: str) -> RewardFunction:
         ) from fault
     if not callable(function):
         raise UserError(f"reward.functions.{name}={path} is not a function.")
+    with contextlib.suppress(ValueError):  # some that are not written in Python do not say what they take
+        signature = inspect.signature(function)
+        try:
+            signature.bind("", "", "")
+        except TypeError as fault:
+            raise UserError(
+                f"reward.functions.{name}={path} takes {signature}; a reward is called with (prompt, completion, answer)."
+            ) from fault
     return function

@@ -54,13 +54,13 @@ def read_rows(
 ) -> tuple[list[Row], list[str]]:
     """The rows of a split, in an order that does not change, and what was wrong with those that were skipped."""
     if split == "test":
-        found = _open(place, subset, "test")
+        found = _open(place, subset, "test", fmt)
         if found is not None:
             rows, bad = _parse(*found, fmt)
             if not rows:
                 raise UserError(f"{found[0]} has no row to test with; add some, or remove it: validation then stands in.")
             return rows, bad
-    found = _open(place, subset, "train")
+    found = _open(place, subset, "train", fmt)
     if found is None:
         raise UserError(f"data.path={place}: no train split; in a folder it is train.jsonl, train.csv or train.parquet.")
     rows, bad = _parse(*found, fmt)
@@ -123,38 +123,39 @@ def _without_annotations(worked: str) -> str:
     return re.sub(r"<<[^<>]*>>", "", worked).strip()
 
 
-def _open(place: str, subset: str | None, name: str) -> tuple[str, Numbered] | None:
+def _open(place: str, subset: str | None, name: str, fmt: RowFormat) -> tuple[str, Numbered] | None:
     """What to call the rows of a split in messages, and the rows; None where the place has no such split."""
     path = Path(os.path.expanduser(place))  # as it is, where there is no such user
     if path.is_file():
-        return (str(path), _read(path)) if name == "train" else None
+        return (str(path), _read(path, fmt)) if name == "train" else None
     if path.is_dir():
         files = [file for file in sorted(path.iterdir()) if file.name.split(".")[0] == name and _reader(file)]
         if len(files) > 1:
             named = ", ".join(file.name for file in files)
             raise UserError(f"data.path={place}: its {name} split could be any of {named}; leave one of them there.")
-        return (str(files[0]), _read(files[0])) if files else None
+        return (str(files[0]), _read(files[0], fmt)) if files else None
     if not REPOSITORY.fullmatch(place) or _reader(path):
         raise UserError(f"data.path={place}: there is no such file or folder ({path.absolute()}).")
     return _from_hub(place, subset, name)
 
 
-def _read(file: Path) -> Numbered:
+def _read(file: Path, fmt: RowFormat) -> Numbered:
     reader = _reader(file)
     if reader is None:
         raise UserError(f"data.path={file}: the format is not known; give a .jsonl, .csv (both also .gz) or .parquet file.")
     try:
-        yield from reader(file)
+        yield from _parquet(file, {fmt.question_field, fmt.answer_field}) if reader is _parquet else reader(file)
     except UnicodeDecodeError as fault:
         raise UserError(f"data.path={file} cannot be read: {fault}.\nSave it in UTF-8.") from fault
-    except (OSError, EOFError, zlib.error, ValueError) as fault:  # pyarrow's are ValueErrors
+    except (OSError, EOFError, zlib.error, ValueError, OverflowError) as fault:  # pyarrow's are ValueErrors
         raise UserError(f"data.path={file} cannot be read: {fault}") from fault
 
 
-def _reader(file: Path) -> Callable[[Path], Numbered] | None:
+def _reader(file: Path) -> Callable[..., Numbered] | None:
     name = Path(file.name.lower())
     suffix = Path(name.stem).suffix if name.suffix == ".gz" else name.suffix
-    return {".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}.get(suffix)
+    readers: dict[str, Callable[..., Numbered]] = {".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}
+    return readers.get(suffix)
 
 
 def _bytes(file: Path) -> Any:
@@ -183,7 +184,8 @@ def _refuse_twins(names: list[str]) -> None:
         raise ValueError(f"it has more than one field named '{twice[0]}'. Give each a name of its own.")
 
 
-def _parquet(file: Path) -> Numbered:
+def _parquet(file: Path, wanted: set[str]) -> Numbered:
+    """Rows with the fields that are wanted: Python has no type for some that others may have. With all where one lacks."""
     try:
         import pyarrow.parquet
     except ImportError as fault:
@@ -191,13 +193,14 @@ def _parquet(file: Path) -> Numbered:
     table = pyarrow.parquet.ParquetFile(file)
     _refuse_twins(table.schema_arrow.names)
     kinds = {field.name: str(field.type) for field in table.schema_arrow}
+    read = sorted(wanted) if wanted <= set(kinds) else list(kinds)
     short = {name: SHORT_FLOATS[kind] for name, kind in kinds.items() if kind in SHORT_FLOATS}
 
     def as_written(row: dict[str, Any]) -> dict[str, Any]:
         """Floats of 32 bits as they were written: Python would show 99.99 as 99.98999786376953."""
-        return row | {name: float(str(of(row[name]))) for name, of in short.items() if row[name] is not None}
+        return row | {name: float(str(of(row[name]))) for name, of in short.items() if row.get(name) is not None}
 
-    rows = (as_written(row) for batch in table.iter_batches() for row in batch.to_pylist())
+    rows = (as_written(row) for batch in table.iter_batches(columns=read) for row in batch.to_pylist())
     yield from enumerate(rows, 1)
 
 

@@ -7,6 +7,7 @@ whether it fits, and the largest micro-batch that does; and all warnings.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 import math
 import os
@@ -21,6 +22,7 @@ from rich.table import Table
 from agent_tunix.config.guidance import warnings
 from agent_tunix.config.mesh_shape import shown, sizes_of
 from agent_tunix.config.schema import Config
+from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.metrics import Record
 from agent_tunix.errors import UserError
 from agent_tunix.models import kernels
@@ -39,8 +41,10 @@ POINTS = 1200  # of the learning rate's curve, at most
 
 def run(cfg: Config, output: Path, console: Console) -> Record:
     """Shows the plan and saves the learning rate's picture; returns what was shown."""
-    if cfg.training.init_from is not None:
-        setup.saved_config(cfg.training.init_from, "training.init_from")
+    if (begun := cfg.training.init_from) is not None:
+        setup.saved_config(begun, "training.init_from")
+        with contextlib.closing(Checkpoints(Path(begun) / "checkpoints")) as checkpoints:
+            checkpoints.chosen(cfg.training.init_step)
     Scorer(cfg.reward.functions, cfg.reward.weights)
     count, width, notes = _examples(cfg, console)
     plan = make_plan(cfg, count or cfg.training.prompts_per_step * (cfg.training.num_batches or 0))
@@ -76,10 +80,11 @@ def run(cfg: Config, output: Path, console: Console) -> Record:
 def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]]:
     """Number of training examples (None: out of reach), width of their prompts, and notes on what is not known here."""
     longest = cfg.generation.max_prompt_length
-    tokenizer = None if is_remote(cfg.model.weights) else load_tokenizer(setup.fitting_checkpoint(cfg.model)[0])
+    checkpoint, arch = (None, None) if is_remote(cfg.model.weights) else setup.fitting_checkpoint(cfg.model)
     try:
-        if tokenizer:
-            task = load_task(cfg, tokenizer, partial(say, console))
+        if checkpoint and arch:
+            task = load_task(cfg, load_tokenizer(checkpoint), partial(say, console))
+            setup.refuse_unknown_tokens([example.prompt_ids for example in (*task.train, *task.validation)], arch)
             return len(task.train), task.prompt_width, []
         rows = load_splits(cfg, partial(say, console))["train"]
         return len(rows), longest, ["the tokenizer is not here: prompts that are too long are counted too"]

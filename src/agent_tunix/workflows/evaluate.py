@@ -24,6 +24,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from agent_tunix.config.continuation import made_of
 from agent_tunix.config.schema import Config, EvaluateConfig
 from agent_tunix.engine import processes
 from agent_tunix.engine.metrics import Record, run_folder
@@ -128,9 +129,10 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     trained = cfg if cfg.run is None else setup.saved_config(cfg.run, "run")
     if cfg.run and not os.access(cfg.run, os.W_OK):  # refused before anything is computed
         raise UserError(f"run={cfg.run}: the results are written there, but it is read-only; evaluate a copy of it.")
-    model = setup.load_model(cfg) if cfg.run is None else setup.load_trained_model(trained, console.print)
+    with made_of(cfg.run):
+        model = setup.load_model(cfg) if cfg.run is None else setup.load_trained_model(trained, console.print)
+        examples = load_examples(trained, "test", cfg.evaluation.num_examples, model.tokenizer, console.print)
     trainable, step = _trainable(cfg, trained, model)
-    examples = load_examples(trained, "test", cfg.evaluation.num_examples, model.tokenizer, console.print)
     setup.refuse_unknown_tokens([example.prompt_ids for example in examples], model.arch)
     way = cfg.inference_config
     passes = cfg.num_passes if way.temperature else 1

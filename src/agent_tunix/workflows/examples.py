@@ -14,7 +14,8 @@ from agent_tunix.tasks.datasets import Example, arithmetic_rows, tokenize
 from agent_tunix.tasks.tables import Row, RowFormat, read_rows
 
 Notice = Callable[[str], None]
-ROWS_NAMED = 3
+ROWS_NAMED = 3  # of those that are malformed
+ROWS_SPELT = 20  # to see whether a tokenizer knows the data's words; it is meant for them or it is not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +129,7 @@ def _place(data: DataSection) -> str:
 
 
 def _check_vocabulary(rows: Sequence[Row], data: DataSection, tokenizer: Tokenizer) -> None:
-    for row in rows[:20]:
+    for row in rows[:ROWS_SPELT]:
         if tokenizer.unknown_id in tokenizer.encode(row.question):
             raise UserError(
                 f"The model's tokenizer does not know all words of the data, for example of {row.question!r}.\n"

@@ -24,12 +24,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from agent_tunix.config import folders
+from agent_tunix.config.continuation import made_of
 from agent_tunix.config.schema import Config, ExportConfig
 from agent_tunix.engine.metrics import claimed
 from agent_tunix.errors import UserError
 from agent_tunix.models import huggingface
 from agent_tunix.models.lora import Adapters, Trainable, huggingface_name
-from agent_tunix.models.sources import REPOSITORY, find_checkpoint
+from agent_tunix.models.sources import KAGGLE, find_checkpoint, is_remote
 from agent_tunix.models.tokenizer import MODEL
 from agent_tunix.models.tokenizer_files import tokenizer_files
 from agent_tunix.models.weights import save_tensors, stacked_tensor
@@ -44,7 +45,8 @@ def run(cfg: ExportConfig, console: Console) -> Path:
         held, whole = trained.model.base_dtype, trained.model.dtype
         console.print(f"The run held its base in {held}; its adapters are merged into the base in {whole}.")
         trained = setup.held_in(trained, whole, None)
-    model = setup.load_trained_model(trained, console.print)
+    with made_of(cfg.run):
+        model = setup.load_trained_model(trained, console.print)
     trainable, step = setup.load_trained(cfg.run, trained, model, cfg.step)
     output = Path(cfg.output) if cfg.output else Path(cfg.run) / "exports" / f"{cfg.format}-{step}"
     if output.exists():
@@ -53,6 +55,7 @@ def run(cfg: ExportConfig, console: Console) -> Path:
         if cfg.format == "peft":
             _write_peft(folder, trained, trainable)
             hint = f'PeftModel.from_pretrained(base, "{output}")'
+            hint += "" if _is_huggingface(trained) else ", where base is the same model in Hugging Face's layout"
         else:
             _write_merged(folder, trained, model, trainable, cfg)
             hint = f'AutoModelForCausalLM.from_pretrained("{output}")'
@@ -89,7 +92,7 @@ def _write_peft(folder: Path, trained: Config, trainable: Trainable) -> None:
     if changed := _changed_base(trained):
         raise UserError(f"format=peft: the adapters sit on weights that {changed} has changed; use format=merged.")
     checkpoint = find_checkpoint(trained.model.weights)
-    multimodal = (checkpoint / "config.json").exists() and huggingface.read_config(checkpoint)["model_type"] == "gemma3"
+    multimodal = _is_huggingface(trained) and huggingface.read_config(checkpoint)["model_type"] == "gemma3"
     modules = sorted(trainable.a)
     tensors = {}
     for module in modules:
@@ -99,7 +102,7 @@ def _write_peft(folder: Path, trained: Config, trainable: Trainable) -> None:
             tensors[f"base_model.model.{name}.lora_A.weight"] = np.ascontiguousarray(trainable.a[module][layer].T)
             tensors[f"base_model.model.{name}.lora_B.weight"] = np.ascontiguousarray(trainable.b[module][layer].T)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    from_hub = REPOSITORY.fullmatch(trained.model.weights) and not Path(trained.model.weights).exists()
+    from_hub = is_remote(trained.model.weights) and not trained.model.weights.startswith(KAGGLE)
     alpha = trained.model.lora_alpha
     config = {
         "peft_type": "LORA",
@@ -114,6 +117,10 @@ def _write_peft(folder: Path, trained: Config, trainable: Trainable) -> None:
         "target_modules": rf".*language_model.*\.({'|'.join(modules)})" if multimodal else modules,
     }
     _write_json(folder / "adapter_config.json", config)
+
+
+def _is_huggingface(trained: Config) -> bool:
+    return (find_checkpoint(trained.model.weights) / "config.json").exists()
 
 
 def _changed_base(trained: Config) -> str | None:

@@ -100,7 +100,7 @@ def _matrices(s: Shapes) -> Named:
     return {(module,): (s.arch.num_layers, *module_shape(s.arch, module)) for module in ATTENTION + FEED_FORWARD}
 
 
-def held_weights(s: Shapes) -> float:
+def held_bytes(s: Shapes) -> float:
     """Bytes of the base on one device."""
     if s.base_dtype is None:
         return held_base(s) * s.bytes_per_weight
@@ -125,7 +125,7 @@ def _held(s: Shapes, shapes: Named) -> float:
 
 def estimate(s: Shapes) -> dict[str, float]:
     """Gigabytes by part, and the `peak`: what is always held, and the greatest of what the phases hold beside it."""
-    weights = held_weights(s)
+    weights = held_bytes(s)
     trainable = held_adapters(s) * FLOAT32
     temporaries = ADAPTER_TEMPORARIES * trainable
     held = weights + STORED_COPIES * trainable
@@ -162,7 +162,7 @@ def _sampling(s: Shapes, prompts: int, sequences: int) -> float:
     """The cache, logits, and a layer's weights as they are read, or all layers and adapters as the kernels read them."""
     logits = SAMPLER_LOGITS_COPIES * sequences * s.arch.vocab_size * s.vocabulary_share * FLOAT32
     weights = _layers(s) / s.arch.num_layers
-    if s.kernels and s.base_dtype is None and layout_fits(held_weights(s), _layers(s), s.limit):
+    if s.kernels and s.base_dtype is None and layout_fits(held_bytes(s), _layers(s), s.limit):
         weights = SAMPLER_LAYERS * _layers(s) + SAMPLER_ADAPTERS * held_adapters(s) * FLOAT32
     return _cache(s, prompts, sequences) + logits + weights
 

@@ -77,9 +77,9 @@ class Shelf:
         return self._model[1]
 
     def task(self, cfg: Config, model: Model, notice: Notice) -> Task:
-        lengths = (cfg.generation.max_prompt_length, cfg.evaluation.num_examples, cfg.training.train_fraction)
+        cuts = (cfg.generation.max_prompt_length, cfg.evaluation.num_examples, cfg.training.train_fraction)
         seed = cfg.seed if cfg.data.source == "arithmetic" else None  # files are cut the same for every seed
-        wanted = repr((cfg.data, seed, lengths, cfg.model.weights))
+        wanted = repr((cfg.data, seed, cuts, cfg.model.weights))
         if wanted not in self._tasks:
             task = load_task(cfg, model.tokenizer, notice)
             refuse_unknown_tokens([example.prompt_ids for example in (*task.train, *task.validation)], model.arch)
@@ -128,18 +128,18 @@ def load_model(cfg: Config, mesh: Mesh | None = None) -> Model:
     It lies on the mesh of its configuration unless another is given, in the types of its configuration.
     """
     mesh = mesh or make_mesh(cfg.model, cfg.training.micro_batch_size)
-    if (begun := cfg.training.init_from) is None:
+    if (folder := cfg.training.init_from) is None:
         return _open_checkpoint(cfg.model, mesh)
-    earlier = saved_config(begun, "training.init_from")
-    changes = 0 in (cfg.model.lora_rank, earlier.model.lora_rank)
-    base = load_model(held_in(earlier, cfg.model.dtype, None if changes else cfg.model.base_dtype), mesh)
-    _check_architecture(cfg.model, base.arch, f"training.init_from={begun}")
-    if not changes:
+    earlier = saved_config(folder, "training.init_from")
+    trains_all = 0 in (cfg.model.lora_rank, earlier.model.lora_rank)
+    base = load_model(held_in(earlier, cfg.model.dtype, None if trains_all else cfg.model.base_dtype), mesh)
+    _check_architecture(cfg.model, base.arch, f"training.init_from={folder}")
+    if not trains_all:
         return base
     dtype, base_dtype = jnp.dtype(cfg.model.dtype), cfg.model.base_dtype
 
     def read() -> Weights:
-        learnt, _ = load_trained(begun, earlier, base, cfg.training.init_step)
+        learnt, _ = load_trained(folder, earlier, base, cfg.training.init_step)
         weights = base.read()  # rather than base.weights, which would be kept beside those made of them
         if isinstance(learnt, Adapters):
             weights = merge(weights, learnt)

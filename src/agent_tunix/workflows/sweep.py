@@ -189,8 +189,9 @@ def _fused_size(runs: Sequence[Run], notice: Notice, fuse: Fuse) -> int:
     size = -(-jobs // programs)
     if all(to_come := [foreseen(of) for of in _begun_together(runs[:size])]):  # compiled while this is measured
         probe = Foresight((_probe(r, outline=True),))
-        for foresights in ([probe] * size, [probe], list(map(Foresight, to_come))):
-            Foresight.answer(foresights)
+        Foresight.answer([probe] * size)
+        Foresight.answer([probe])
+        Foresight.answer(list(map(Foresight, to_come)))
     ratio = cost_of_many(r, size)
     measured = f"a decode step of {size} jobs at once takes {ratio:.1f} times that of one"
     if fuse == "auto" and ratio > WORTH * size:

@@ -44,6 +44,11 @@ def test_a_value_is_read_as_hydra_reads_it(run, written, meant):
     assert resumed(run, [f"++data.system_prompt={written}"])[0].data.system_prompt == meant
 
 
+def test_a_reward_function_may_be_left_out_from_here_on(run):
+    cfg, _ = resumed(run, ["~reward.functions.number", "~reward.weights.number"])
+    assert set(cfg.reward.functions) == set(cfg.reward.weights) == {"format_exact", "format_approximate", "answer"}
+
+
 @pytest.mark.parametrize("key", FIXED)
 def test_what_would_make_another_run_of_it_is_refused(run, key):
     with pytest.raises(UserError, match=f"{key}={OTHER[key]}: a resumed run keeps {key}="):

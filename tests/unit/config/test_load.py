@@ -187,6 +187,16 @@ def test_a_folder_may_have_a_number_for_its_name(value):
     assert (found.run, found.training.init_from, found.seed) == (value, value, 7)
 
 
+@pytest.mark.parametrize("written", ["~/kept/run", "'~/kept/run'", '"~/kept/run"'])
+def test_the_users_own_folder_is_found_where_the_shell_has_left_its_sign(written, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    keys = ["run", "training.resume", "training.init_from", "model.weights", "hydra.run.dir"]
+    arguments = hydra_arguments([f"{key}={written}" for key in keys])
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        found = compose("evaluate", arguments, return_hydra_config=True)
+    assert {OmegaConf.select(found, key) for key in keys} == {"/home/someone/kept/run"}
+
+
 def test_a_file_that_is_missing_or_no_yaml_is_named(tmp_path):
     with pytest.raises(UserError, match=r"absent\.yaml cannot be read"):
         read_config(tmp_path / "absent.yaml")

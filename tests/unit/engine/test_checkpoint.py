@@ -198,6 +198,17 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_serves(checkpoints, tm
     again.close()
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_number_that_is_none_is_a_damaged_checkpoint(checkpoints, number):
+    """No run saves one; a bit that has changed on a disk may."""
+    state = state_at(5)
+    hit = state.trainable.b["v_proj"].at[1, 0, 2].set(number)
+    trainable = Adapters(state.trainable.a, {**state.trainable.b, "v_proj": hit}, state.trainable.scale)
+    checkpoints.save(TrainState(trainable, state.optimizer, state.step), Progress(1))
+    with pytest.raises(UserError, match=r"step 5 cannot be read; it may be damaged \(NaN or infinity among its numbers\)"):
+        checkpoints.restore(state_at(0))
+
+
 @pytest.mark.parametrize("change", [{"position": "4"}, {"rate_scale": None}, {"skipped": 3}, None], ids=str)
 def test_a_record_of_progress_that_is_none_is_a_damaged_checkpoint(checkpoints, tmp_path, change):
     checkpoints.save(state_at(5), Progress(1))

@@ -218,6 +218,20 @@ def test_a_gguf_with_what_there_is_no_code_for_is_refused(tmp_path, golden, arch
         read_architecture(path, arch)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("add_head_count", [4, 4, 4]), ("add_rope_freq_base", float("inf")), ("add_embedding_length", 0)]
+)
+def test_a_gguf_whose_numbers_are_none_of_a_model_is_damaged(tmp_path, golden, arch, key, value):
+    path = checkpoints.write_gguf(tmp_path / "odd.gguf", golden, **{key: value})
+    with pytest.raises(UserError, match=r"odd\.gguf is damaged"):
+        read_architecture(path, arch)
+
+
+def test_a_factor_counts_for_nothing_where_a_gguf_scales_nothing(tmp_path, golden, arch):
+    path = checkpoints.write_gguf(tmp_path / "a.gguf", golden, add_rope_scaling_type=gguf.RopeScalingType.NONE)
+    assert read_architecture(path, arch).rope_global_factor == 1
+
+
 def test_pointers_and_empty_folders_are_explained(tmp_path, arch):
     with pytest.raises(UserError, match=r"no \*\.safetensors"):
         load_weights(tmp_path, arch, jnp.float32)

@@ -28,6 +28,18 @@ def nothing(prompt, completion, answer):
 def leaves(prompt, completion, answer):
     raise SystemExit("bye")
 
+class Failed(BaseException):
+    pass
+
+def gives_up(prompt, completion, answer):
+    raise Failed("no")
+
+def of_two(completion, answer):
+    return 1.0
+
+def of_any(*texts, **more):
+    return 1.0
+
 def not_a_number(prompt, completion, answer):
     return float("nan")
 
@@ -108,6 +120,7 @@ def test_a_function_cannot_have_the_name_of_what_all_of_them_make(mine, name):
         ("fails", "KeyError: 'lost'"),
         ("fails", "(my_rewards.py, line "),
         ("leaves", "SystemExit: bye"),
+        ("gives_up", "Failed: no"),
         ("nothing", "TypeError"),
         ("nothing", "returned a NoneType, not a number"),
         ("not_a_number", "returned nan"),
@@ -155,6 +168,13 @@ def test_a_reward_too_large_to_be_compared_is_none(weight):
 def test_a_function_that_cannot_be_imported_is_named_with_its_path(mine, path):
     with pytest.raises(UserError, match=rf"reward\.functions\.mine={path.replace('.', '[.]')}"):
         load_function("mine", path)
+
+
+def test_a_function_that_takes_something_else_is_refused_before_it_is_called(mine):
+    with pytest.raises(UserError, match=r"mine=my_rewards.of_two takes \(completion, answer\); a reward is called with"):
+        load_function("mine", "my_rewards.of_two")
+    for path in ("my_rewards.of_any", "builtins.max"):  # the second says nothing of what it takes
+        assert callable(load_function("mine", path))
 
 
 def test_lists_of_different_lengths_are_a_fault():

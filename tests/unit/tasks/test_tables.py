@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import gzip
 import json
 import re
@@ -91,6 +92,22 @@ def test_parquet(tmp_path):
     rows, bad = read_rows(str(tmp_path / "data.parquet"), None, "train", 1.0, LENIENT)
     assert rows == [Row("q1", "1")]
     assert bad == ["line 2: the field 'answer' is empty"]
+
+
+@pytest.mark.parametrize("unit", ["us", "ns"])
+def test_a_field_that_is_not_asked_for_may_hold_what_python_cannot(tmp_path, unit):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow comes with the extra `datasets`")
+    import pyarrow
+
+    late = pyarrow.array([2**62], pyarrow.timestamp(unit))
+    table = pyarrow.table(
+        {"question": ["q1"], "answer": ["1"], "when": late, "score": pyarrow.array([0.1], pyarrow.float32())}
+    )
+    parquet.write_table(table, tmp_path / "data.parquet")
+    rows, _ = read_rows(str(tmp_path / "data.parquet"), None, "train", 1.0, LENIENT)
+    assert rows == [Row("q1", "1")]
+    with pytest.raises(UserError, match=r"data\.parquet cannot be read"):
+        read_rows(str(tmp_path / "data.parquet"), None, "train", 1.0, dataclasses.replace(PLAIN, answer_field="when"))
 
 
 @pytest.mark.parametrize("of", [np.float16, np.float32, np.float64])

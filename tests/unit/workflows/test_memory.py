@@ -20,7 +20,7 @@ from agent_tunix.workflows.memory import (
     adapter_parameters,
     base_parameters,
     estimate,
-    held_weights,
+    held_bytes,
     largest_micro_batch,
     peak_of_several,
 )
@@ -98,7 +98,7 @@ def test_weights_are_counted_as_they_are_held(base_dtype):
 
     s = dataclasses.replace(shapes("tiny"), base_dtype=base_dtype)
     made = jax.eval_shape(lambda: init_weights(jax.random.key(0), s.arch, jnp.bfloat16, base_dtype))
-    assert held_weights(s) == sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(made))
+    assert held_bytes(s) == sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(made))
 
 
 def test_4b_in_4_bits_trains_on_a_card_of_11_gb():
