@@ -47,6 +47,8 @@ class FusedLauncher(BasicLauncher):
         device.wake()  # while Hydra composes
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        if not job_overrides:
+            raise UserError("There is no job to run: a range, glob or choice on the command line has no value.")
         task, self.task_function = self.task_function, lambda composed: None
         composed = super().launch(job_overrides, initial_job_idx)
         try:

@@ -188,3 +188,10 @@ def test_an_unknown_verb_is_answered_with_the_verbs(command):
     outcome = command("trian")
     assert outcome.code == 2
     assert "did you mean train?" in outcome.err
+
+
+@pytest.mark.parametrize("swept", ["seed=range(5,5)", "model=glob(zzz*)"])
+def test_a_sweep_over_nothing_is_refused(command, tmp_path, swept):
+    outcome = command("train", "--multirun", "+experiment=quick_test", swept)
+    assert (outcome.code, "There is no job to run" in outcome.err) == (2, True), outcome.err
+    assert not list(tmp_path.glob("multirun/*/*/"))

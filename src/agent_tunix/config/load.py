@@ -149,7 +149,7 @@ def read_config(path: Path) -> DictConfig:
     """A YAML file as OmegaConf reads it; a missing or broken one is the user's to mend."""
     try:
         found = OmegaConf.load(path)
-    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as fault:
+    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as fault:
         raise UserError(f"{path} cannot be read: {fault}") from fault
     if not isinstance(found, DictConfig):
         raise UserError(f"{path} cannot be read: it holds a list, not keys and values")

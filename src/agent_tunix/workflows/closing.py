@@ -16,6 +16,7 @@ from agent_tunix.workflows.diagnosis.remedies import (
     GUARD,
     join,
     less,
+    overrides_without_experiment,
     own_overrides,
     past_bad_rewards,
     value_text,
@@ -23,7 +24,7 @@ from agent_tunix.workflows.diagnosis.remedies import (
 )
 from agent_tunix.workflows.gather import Run
 
-HOW_TO_LEARN = ("experiment", "training", "optimizer", "scheduler", "grpo")  # not carried over from a warm start
+HOW_TO_LEARN = ("training", "optimizer", "scheduler", "grpo")  # not carried over from a warm start
 
 
 def summarise(r: Run, folder: RunFolder, rollbacks: Sequence[Record], status: str, fault: str = "") -> Record:
@@ -79,7 +80,7 @@ def _advice(r: Run, status: str, fault: str, path: Path) -> list[str]:
     evaluate, examine = join([run, "inference_config=standard", "num_passes=8"], "evaluate"), join([str(path)], "doctor")
     export = join([run, "format=peft" if cfg.model.lora_rank else "format=merged"], "export")
     if cfg.training.method == "supervised":
-        kept = less(_overrides(r), *HOW_TO_LEARN)
+        kept = less(overrides_without_experiment(cfg.model_dump(mode="json")), *HOW_TO_LEARN)
         return [join([*kept, f"training.init_from={value_text(str(path))}"]), evaluate, export, examine]
     if cfg.model.model_size == "tiny":
         rates = "optimizer.learning_rate=1e-7,1e-6,1e-5,1e-4"

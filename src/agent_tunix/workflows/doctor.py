@@ -44,7 +44,7 @@ def main(arguments: Sequence[str], console: Console) -> None:
         raise UserError(f"{folder} is not a folder.\n{USAGE}")
     report = diagnose(folder)
     if "--json" in options:
-        print(json.dumps(as_json(folder, report), indent=2, ensure_ascii=False))
+        print(json.dumps(as_json(folder, report), indent=2))
     else:
         show(folder, report, console)
 

@@ -44,7 +44,8 @@ def read_index(folder: Path) -> Record:
     """What is there of sweep.json; the jobs' own folders make up for one that cannot be read."""
     found = {"mode": "apart", "jobs": [], **read_object(folder / "sweep.json")}
     jobs = found["jobs"] if isinstance(found["jobs"], list) else []
-    return found | {"jobs": [job for job in jobs if isinstance(job, dict) and str(job.get("job")).isdecimal()]}
+    numbered = [job for job in jobs if isinstance(job, dict) and str(job.get("job")).isdecimal()]
+    return found | {"jobs": [job | {"job": str(job["job"])} for job in numbered]}
 
 
 def overrides_of(job: Record) -> list[str]:

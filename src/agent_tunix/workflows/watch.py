@@ -102,13 +102,12 @@ class Server(ThreadingHTTPServer):
 
 def latest(folder: Path) -> Record:
     """The report's record, or one that says what is waited for."""
-    if kind_of(folder) is not None:
-        try:
+    try:
+        if kind_of(folder) is not None:
             return contents(folder)
-        except (UserError, OSError) as mistake:  # a folder may be moved while it is read
-            said = f"It cannot be read yet: {mistake}"
-    else:
         said = f"There is no run, sweep or tune in {folder} yet. This page fills when training begins to write there."
+    except (UserError, OSError) as mistake:  # a folder may be moved while it is read
+        said = f"It cannot be read yet: {mistake}"
     waiting = Verdict("going", "Waiting", said)
     return {"kind": "folder", "name": folder.name, "verdict": vars(waiting), "tiles": [], "sections": [], "settings": []}
 

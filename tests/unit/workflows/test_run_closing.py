@@ -3,38 +3,51 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
 
+from agent_tunix.config.load import config_folder, validate
+from agent_tunix.config.schema import Config
 from agent_tunix.workflows.closing import _advice, validations
 
 
-def ended(method: str, rank: int) -> Any:
-    training, model = SimpleNamespace(method=method), SimpleNamespace(lora_rank=rank, model_size="1b")
-    given = (
-        "+experiment=warm_start",
-        "model=gemma3_1b",
-        f"model.lora_rank={rank}",
-        "data.path=rows.jsonl",
-        "training.num_epochs=3",
-    )
-    return SimpleNamespace(cfg=SimpleNamespace(training=training, model=model), overrides=given)
+def config_of(*overrides: str) -> Config:
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        return validate(compose("config", list(overrides)), Config)
+
+
+def ended(*overrides: str) -> Any:
+    return SimpleNamespace(cfg=config_of(*overrides), overrides=overrides)
 
 
 @pytest.mark.parametrize(("rank", "layout"), [(8, "peft"), (0, "merged")])
 def test_what_has_no_adapters_is_not_to_be_exported_as_such(rank, layout):
-    advice = _advice(ended("grpo", rank), "completed", "", Path("runs/mine"))
+    advice = _advice(ended("model=gemma3_1b", f"model.lora_rank={rank}"), "completed", "", Path("runs/mine"))
     assert advice[1].endswith(f"export run=runs/mine format={layout}")
 
 
-def test_what_follows_a_warm_start_has_its_model_and_data_and_learns_in_its_own_way():
-    advice = _advice(ended("supervised", 8), "completed", "", Path("runs/mine"))
-    same = "model=gemma3_1b model.lora_rank=8 data.path=rows.jsonl"
-    assert advice[0].endswith(f" {same} training.init_from=runs/mine")
-    assert "warm_start" not in advice[0]
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("+experiment=warm_start", "model=gemma3_1b", "model.lora_rank=8", "data.path=rows.jsonl", "training.num_epochs=3"),
+        ("+experiment=quick_test", "training.method=supervised", "evaluation.num_examples=8"),
+        ("+experiment=[quick_test,warm_start]", "optimizer=lion"),
+    ],
+    ids=str,
+)
+def test_what_follows_a_warm_start_has_its_model_and_data_and_learns_in_its_own_way(given):
+    r = ended(*given)
+    command = shlex.split(_advice(r, "completed", "", Path("runs/mine"))[0])
+    then = config_of(*(part for part in command if "=" in part))
+    for same in ("model", "data", "evaluation", "generation", "reward"):
+        assert getattr(then, same) == getattr(r.cfg, same)
+    assert (then.training.init_from, then.training.method) == ("runs/mine", "grpo")
+    assert (then.optimizer, then.training.num_epochs) == (config_of().optimizer, config_of().training.num_epochs)
 
 
 def test_evaluations_that_were_spoilt_are_left_out_and_those_made_again_stand_in_their_place(tmp_path):

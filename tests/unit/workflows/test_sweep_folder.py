@@ -39,7 +39,12 @@ def test_a_damaged_file_is_as_none(tmp_path, write_run):
     for name in "01":
         write_run(tmp_path / name)
     (tmp_path / "0" / "summary.json").write_text('{"status": "comp')
-    for index in ('{"mode": "fus', '{"jobs": [{"job": "zz"}, 7, {"overrides": []}]}', '{"jobs": "none"}'):
+    for index in (
+        '{"mode": "fus',
+        '{"jobs": [{"job": 0}, {"job": 1}]}',
+        '{"jobs": [{"job": "zz"}, 7, {"overrides": []}]}',
+        '{"jobs": "none"}',
+    ):
         (tmp_path / "sweep.json").write_text(index)
         write_index(tmp_path)
         assert statuses(tmp_path) == ["interrupted", "completed"], "the first is gone on with from its last checkpoint"

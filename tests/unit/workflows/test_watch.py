@@ -134,11 +134,12 @@ def test_ctrl_c_ends_it_quietly(command, write_run, tmp_path, monkeypatch):
     assert "no such folder yet" in command("watch", "other").out
 
 
-def test_a_folder_that_goes_while_it_is_read_is_waited_for(serve, tmp_path, monkeypatch):
+@pytest.mark.parametrize("reading", ["contents", "kind_of"])
+def test_a_folder_that_goes_while_it_is_read_is_waited_for(serve, tmp_path, monkeypatch, reading):
     def gone(folder):
         raise FileNotFoundError(2, "No such file or directory", str(folder / "0"))
 
-    monkeypatch.setattr(watch, "contents", gone)
+    monkeypatch.setattr(watch, reading, gone)
     (tmp_path / "config.yaml").write_text("seed: 1\n")
     status, text = serve(tmp_path)()
     assert status == 200

@@ -126,6 +126,14 @@ def own_overrides(config: Mapping[str, Any]) -> list[str]:
         return []
 
 
+def overrides_without_experiment(config: Mapping[str, Any]) -> list[str]:
+    """As `own_overrides`, by groups and single values alone: an experiment chooses a model, and how it learns as well."""
+    try:
+        return _overrides_from([], config)
+    except (HydraException, OmegaConfBaseException):
+        return []
+
+
 class OwnOverrides(Sequence[str]):
     """As `own_overrides`, computed only when asked for: a run with no findings need not wait for it."""
 

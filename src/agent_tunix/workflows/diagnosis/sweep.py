@@ -121,7 +121,7 @@ def _differing(tables: Sequence[Mapping[str, Any]]) -> list[str]:
 def _next_sweep(leader: RunRecords, grid: Sequence[float], evaluated_on: int | None = None) -> str:
     """The command of a sweep over these rates, which has all else from one run."""
     changes = possible(leader, {RATE: rounded(min(grid))})
-    changes[RATE] = ",".join(f"{min(1.0, rounded(rate)):g}" for rate in grid)
+    changes[RATE] = ",".join(dict.fromkeys(f"{min(1.0, rounded(rate)):g}" for rate in grid))
     if evaluated_on:
         changes["evaluation.num_examples"] = evaluated_on
     own = less(leader.overrides, *changes)

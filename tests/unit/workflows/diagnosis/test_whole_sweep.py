@@ -23,6 +23,7 @@ def sweep_of(config, rates_and_ends) -> dict:
     ("jobs", "best", "illness", "grid"),
     [
         ([(1e-7, 0.4, 1e-7), (1e-6, 0.41, 1e-5)], "1", "all rates too low", "3e-06,1e-05,3e-05"),
+        ([(0.05, 0.4, 1e-7), (0.5, 0.41, 1e-5)], "1", "all rates too low", "1"),
         ([(1e-4, 0.1, 2.0), (1e-3, 0.0, 3.0)], "0", "all rates too high", "3.3e-06,1e-05,3.3e-05"),
         ([(1e-7, 0.4, 1e-7), (1e-6, 0.41, 1e-5), (1e-4, 0.1, 2.0)], "1", "good rates stepped over", "3.2e-06,1e-05,3.2e-05"),
         ([(1e-6, 0.6, 0.1), (1e-5, 0.95, 0.1)], "1", "best at the edge of the grid", "1e-05,3e-05,0.0001"),
