@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
@@ -20,15 +22,17 @@ from agent_tunix.engine.guard import Interruption, Progress
 from agent_tunix.engine.metrics import Record, RunFolder
 from agent_tunix.engine.population import Conversation, Foresight, alone
 from agent_tunix.workflows import setup
-from agent_tunix.workflows.gather import Run, foreseen
-from agent_tunix.workflows.train import Desk, prepare, train_loop
+from agent_tunix.workflows.desk import NEVER, Desk
+from agent_tunix.workflows.display import Display
+from agent_tunix.workflows.gather import Run, asked_ahead, foreseen
+from agent_tunix.workflows.train import prepare, train_loop
 
 
 def chance(prompt: str, completion: str, answer: str) -> float:
     return reward()
 
 
-class Stopwatch:
+class Stopwatch(Display):
     """Stands where a run's display would stand."""
 
     def __init__(self, race: Race):
@@ -40,6 +44,14 @@ class Stopwatch:
 
     def notice(self, text: str) -> None:
         print(text)
+
+
+class TurnTaking(Desk):
+    """Puts nothing off: when a step is done it is another's turn, and the device must have nothing to do meanwhile."""
+
+    def later(self, *work: Callable[[], None]) -> None:
+        for one in work:
+            one()
 
 
 def configuration(race: Race) -> Config:
@@ -66,7 +78,7 @@ def configuration(race: Race) -> Config:
     }
     overrides = [f"model=gemma3_{race.model}", "data=jsonl", *(f"{key}={value}" for key, value in settings.items())]
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        container = OmegaConf.to_container(compose("config", overrides), resolve=True)
+        container: Any = OmegaConf.to_container(compose("config", overrides), resolve=True)
     container["reward"] = {"functions": {"chance": f"{__name__}.chance"}, "weights": {}}
     return validate(container, Config)
 
@@ -86,14 +98,14 @@ def main() -> None:
     run = dataclasses.replace(run, sampling=never)
     path = Path(race.folder) / "run"
     with Interruption() as interruption, contextlib.closing(RunFolder(path)) as folder:
-        desk = Desk(
+        desk = TurnTaking(
             folder=folder,
             checkpoints=Checkpoints(path / "checkpoints", 1),
             display=watch,
             interruption=interruption,
-            pause=lambda step: False,
+            pause=NEVER,
+            asked_at=asked_ahead(run),
             rollbacks=[],
-            warned=set(),
         )
         alone(steps(run, desk))
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from agent_tunix.engine.metrics import RunFolder, claimed, read_records
+from agent_tunix.workflows import gather
 from agent_tunix.workflows import train as train_workflow
 
 LONG_RUNS = True
@@ -108,10 +109,10 @@ def straight(command, kept: Path, monkeypatch) -> Path:
             shutil.copytree(kept, kept.with_name("after"))
 
     made: list[int] = []
-    asked_at = train_workflow.asked_at
+    asked_at = gather.asked_at
     if not kept.exists():
         with monkeypatch.context() as patch:
-            patch.setattr(train_workflow, "asked_at", lambda run, index: made.append(index) or asked_at(run, index))
+            patch.setattr(gather, "asked_at", lambda run, index: made.append(index) or asked_at(run, index))
             patch.setattr(os, "rename", copied)
             patch.setattr(os, "replace", copied)
             outcome = command("train", *RUN, f"hydra.run.dir={kept}")

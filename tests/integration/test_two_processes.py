@@ -111,9 +111,9 @@ def test_a_mistake_is_said_once_to_what_slurm_has_started(tmp_path):
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
-@pytest.mark.parametrize("again", ["one", pytest.param("two", marks=pytest.mark.parity)])
+@pytest.mark.parametrize("again", [pytest.param("one", marks=pytest.mark.parity), "two"])
 def test_one_dies_and_the_run_that_goes_on_is_that_of_one_process(tmp_path, command, again):
-    """It is gone on with by one process, or by two as before, which takes as long once more."""
+    """It is gone on with by two processes, as before, or by one."""
     (tmp_path / "two_processes_reward.py").write_text(REWARD)
     (left, _, said), (dead, _, _) = train_in_two(tmp_path, *RUN, "model.mesh_shape=[[2,1],[fsdp,tp]]", DIES="yes")
     assert (left, dead) == (LOST, -9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -76,6 +77,11 @@ def asked_at(r: Run, index: int) -> Asked:
     examples = r.stream.batch(index)
     prompts = setup.pad_prompts(examples, r.task.prompt_width, r.model)
     return Asked(index, examples, prompts, r.key(index, Purpose.ROLLOUT))
+
+
+def asked_ahead(r: Run) -> Callable[[int], Asked]:
+    """As `asked_at`, remembered for two positions: that of a batch, and the next, which is asked for while it is made."""
+    return functools.lru_cache(maxsize=2)(partial(asked_at, r))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,12 +8,12 @@ A run asks for its work on the device by `yield`, so that one run and the many o
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import jax
 from rich.console import Console
 
 from agent_tunix.config.guidance import warnings
@@ -48,7 +48,7 @@ from agent_tunix.workflows.display import Bars, Display, print_summary
 from agent_tunix.workflows.dry_run import too_large
 from agent_tunix.workflows.evaluate import complete, grade
 from agent_tunix.workflows.examples import Notice
-from agent_tunix.workflows.gather import Run, asked_at, evaluation_ways, foreseen, gather, update_of, with_demonstrations
+from agent_tunix.workflows.gather import Run, asked_ahead, evaluation_ways, foreseen, gather, update_of, with_demonstrations
 from agent_tunix.workflows.plan import make_plan, too_few
 from agent_tunix.workflows.report.page import report_on
 from agent_tunix.workflows.resuming import counting_on, restored
@@ -119,8 +119,7 @@ def _in_folder(
     if processes.first():
         replace_text(path / "config.yaml", config_text(r.cfg))
     display.begin(int(state.step))
-    asked = functools.lru_cache(maxsize=2)(partial(asked_at, r))
-    desk = Desk(folder, checkpoints, display, interruption, pause, asked, list(progress.rollbacks))
+    desk = Desk(folder, checkpoints, display, interruption, pause, asked_ahead(r), list(progress.rollbacks))
     status, fault = "failed", ""
     try:
         before = yield from evaluate_policy(r, fresh, desk)
@@ -146,6 +145,8 @@ def _finish(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Conver
     """Saves the last state, and evaluates it unless the run was interrupted; returns its status and a few completions."""
     completed, paused = progress.position == r.plan.total_batches, desk.rests(int(state.step))
     desk.later(partial(desk.checkpoints.save, state, progress, used_up=False))
+    if jax.process_count() > 1:  # they wait for each other by their devices, which must have nothing else to do
+        desk.catch_up()
     after: list[Record] = []
     try:
         if completed or paused:
