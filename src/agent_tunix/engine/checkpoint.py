@@ -119,7 +119,7 @@ class Checkpoints:
         args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), progress=ocp.args.JsonRestore())
         try:
             restored = self._manager.restore(step, args=args)
-            if not _finite(restored.state):  # no update that would make it so reaches a state
+            if not _finite(restored.state):  # an update that would make it so is not applied
                 raise ArithmeticError("NaN or infinity among its numbers")
             return restored.state, Progress.from_json(restored.progress)
         except Exception as fault:  # orbax and tensorstore raise many kinds

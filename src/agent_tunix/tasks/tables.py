@@ -185,7 +185,7 @@ def _refuse_twins(names: list[str]) -> None:
 
 
 def _parquet(file: Path, wanted: set[str]) -> Numbered:
-    """Rows with the fields that are wanted: Python has no type for some that others may have. With all where one lacks."""
+    """Rows with the wanted fields alone, as others may hold what Python cannot; with all, where a wanted one is missing."""
     try:
         import pyarrow.parquet
     except ImportError as fault:

@@ -80,20 +80,21 @@ def run(cfg: Config, output: Path, console: Console) -> Record:
 def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]]:
     """Number of training examples (None: out of reach), width of their prompts, and notes on what is not known here."""
     longest = cfg.generation.max_prompt_length
-    checkpoint, arch = (None, None) if is_remote(cfg.model.weights) else setup.fitting_checkpoint(cfg.model)
+    found = None if is_remote(cfg.model.weights) else setup.fitting_checkpoint(cfg.model)
+    tokenizer = load_tokenizer(found[0]) if found else None
     try:
-        if checkpoint and arch:
-            task = load_task(cfg, load_tokenizer(checkpoint), partial(say, console))
-            setup.refuse_unknown_tokens([example.prompt_ids for example in (*task.train, *task.validation)], arch)
-            return len(task.train), task.prompt_width, []
-        rows = load_splits(cfg, partial(say, console))["train"]
-        return len(rows), longest, ["the tokenizer is not here: prompts that are too long are counted too"]
+        task = load_task(cfg, tokenizer, partial(say, console)) if tokenizer else None
+        rows = task.train if task else load_splits(cfg, partial(say, console))["train"]
     except UserError as fault:
         here = cfg.data.path is None or os.path.exists(os.path.expanduser(cfg.data.path))
         if cfg.training.num_batches is None or here:  # data that is here but unreadable must be mended
             raise
         why = str(fault).splitlines()[0]
         return None, longest, [f"the data is out of reach, so training.num_batches is assumed to be right ({why})"]
+    if found is None or task is None:
+        return len(rows), longest, ["the tokenizer is not here: prompts that are too long are counted too"]
+    setup.refuse_unknown_tokens([example.prompt_ids for example in (*task.train, *task.validation)], found[1])
+    return len(rows), task.prompt_width, []
 
 
 def shapes(cfg: Config, width: int) -> memory.Shapes:
