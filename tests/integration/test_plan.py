@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pytest
 
 from agent_tunix.engine.metrics import read_records
+from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.workflows import dry_run, memory
 
 LONG_RUNS = True
@@ -69,6 +71,19 @@ def test_a_start_that_has_no_checkpoint_is_refused_by_the_plan_too(command, writ
     write_run(tmp_path / "begun")
     outcome = command("plan", *RUN, "training.init_from=begun")
     assert (outcome.code, "begun holds no checkpoint yet" in outcome.err) == (2, True), outcome.err
+
+
+@pytest.mark.parametrize("verb", ["plan", "train"])
+def test_a_tokenizer_of_more_words_than_the_model_has_is_refused(command, tmp_path, verb):
+    shutil.copytree(find_checkpoint("package:tiny"), tmp_path / "other")
+    tokenizer = json.loads((tmp_path / "other" / "tokenizer.json").read_text())
+    words = tokenizer["model"]["vocab"]
+    words["zebras"] = len(words)
+    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"question": "{n} zebras", "answer": {n}}}\n' for n in range(20)))
+    outcome = command(verb, *RUN, "model.weights=other", "data=jsonl", "data.path=rows.jsonl", "data.system_prompt=''")
+    assert outcome.code == 2
+    assert f"The tokenizer gives token {words['zebras']}, but the model knows {len(words) - 1} tokens" in outcome.err
 
 
 def test_a_part_of_a_cards_memory_is_left_to_its_runtime(command, monkeypatch):
