@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -111,16 +112,23 @@ def test_a_mistake_is_said_once_to_what_slurm_has_started(tmp_path):
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
-@pytest.mark.parametrize("again", [pytest.param("one", marks=pytest.mark.parity), "two"])
-def test_one_dies_and_the_run_that_goes_on_is_that_of_one_process(tmp_path, command, again):
-    """It is gone on with by two processes, as before, or by one."""
-    (tmp_path / "two_processes_reward.py").write_text(REWARD)
-    (left, _, said), (dead, _, _) = train_in_two(tmp_path, *RUN, "model.mesh_shape=[[2,1],[fsdp,tp]]", DIES="yes")
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory) -> Path:
+    """The working directory of a run of two processes, of which one has died."""
+    folder = tmp_path_factory.mktemp("killed")
+    (folder / "two_processes_reward.py").write_text(REWARD)
+    (left, _, said), (dead, _, _) = train_in_two(folder, *RUN, "model.mesh_shape=[[2,1],[fsdp,tp]]", DIES="yes")
     assert (left, dead) == (LOST, -9)
     assert "Process 1 of 2 was lost" in said
     assert "training.resume=run" in said
-    assert [record["step"] for record in read_records(tmp_path / "run" / "metrics.jsonl")] == [1, 2]
+    assert [record["step"] for record in read_records(folder / "run" / "metrics.jsonl")] == [1, 2]
+    return folder
 
+
+@pytest.mark.parametrize("again", ["one", "two"])
+def test_one_dies_and_the_run_that_goes_on_is_that_of_one_process(killed, tmp_path, command, again):
+    """It is gone on with by one process, or by two as before."""
+    shutil.copytree(killed, tmp_path, dirs_exist_ok=True)
     if again == "two":
         (first, out, err), (second, other, _) = train_in_two(tmp_path, "training.resume=run")
         assert (first, second) == (0, 0), err

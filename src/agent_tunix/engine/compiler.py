@@ -7,8 +7,8 @@ cuBLAS's own algorithms timed against each other: its first choice is as fast, a
 cuDNN would add up gradients of attention in whatever order they come. Held to one order it is as fast, and a repeated update
 gives the same bits.
 
-LLVM's last level of optimization, which is XLA's default, takes a CPU a fifth longer to compile a first run, and the
-programs are no faster.
+LLVM's last level of optimization, which is XLA's default, makes a first run on a CPU a tenth longer, and its programs no
+faster.
 
 A loop whose body is small kernels is given to the device as a whole, as a graph that has the loop in it, so that the host
 is not asked before each round whether there is another. All was measured in benchmarks/2026-11-15-decode.md.

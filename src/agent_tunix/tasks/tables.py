@@ -17,6 +17,7 @@ import random
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,32 +130,33 @@ def _open(place: str, subset: str | None, name: str, fmt: RowFormat) -> tuple[st
     if path.is_file():
         return (str(path), _read(path, fmt)) if name == "train" else None
     if path.is_dir():
-        files = [file for file in sorted(path.iterdir()) if file.name.split(".")[0] == name and _reader(file)]
+        files = [file for file in sorted(path.iterdir()) if file.name.split(".")[0] == name and _reader(file, fmt)]
         if len(files) > 1:
             named = ", ".join(file.name for file in files)
             raise UserError(f"data.path={place}: its {name} split could be any of {named}; leave one of them there.")
         return (str(files[0]), _read(files[0], fmt)) if files else None
-    if not REPOSITORY.fullmatch(place) or _reader(path):
+    if not REPOSITORY.fullmatch(place) or _reader(path, fmt):
         raise UserError(f"data.path={place}: there is no such file or folder ({path.absolute()}).")
     return _from_hub(place, subset, name)
 
 
 def _read(file: Path, fmt: RowFormat) -> Numbered:
-    reader = _reader(file)
+    reader = _reader(file, fmt)
     if reader is None:
         raise UserError(f"data.path={file}: the format is not known; give a .jsonl, .csv (both also .gz) or .parquet file.")
     try:
-        yield from _parquet(file, {fmt.question_field, fmt.answer_field}) if reader is _parquet else reader(file)
+        yield from reader(file)
     except UnicodeDecodeError as fault:
         raise UserError(f"data.path={file} cannot be read: {fault}.\nSave it in UTF-8.") from fault
     except (OSError, EOFError, zlib.error, ValueError, OverflowError) as fault:  # pyarrow's are ValueErrors
         raise UserError(f"data.path={file} cannot be read: {fault}") from fault
 
 
-def _reader(file: Path) -> Callable[..., Numbered] | None:
+def _reader(file: Path, fmt: RowFormat) -> Callable[[Path], Numbered] | None:
     name = Path(file.name.lower())
     suffix = Path(name.stem).suffix if name.suffix == ".gz" else name.suffix
-    readers: dict[str, Callable[..., Numbered]] = {".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}
+    parquet = partial(_parquet, wanted={fmt.question_field, fmt.answer_field})
+    readers: dict[str, Callable[[Path], Numbered]] = {".jsonl": _jsonl, ".csv": _csv, ".parquet": parquet}
     return readers.get(suffix)
 
 

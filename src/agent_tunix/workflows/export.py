@@ -46,18 +46,18 @@ def run(cfg: ExportConfig, console: Console) -> Path:
         console.print(f"The run held its base in {held}; its adapters are merged into the base in {whole}.")
         trained = setup.held_in(trained, whole, None)
     with made_of(cfg.run):
-        model = setup.load_trained_model(trained, console.print)
+        model, checkpoint = setup.load_trained_model(trained, console.print), find_checkpoint(trained.model.weights)
     trainable, step = setup.load_trained(cfg.run, trained, model, cfg.step)
     output = Path(cfg.output) if cfg.output else Path(cfg.run) / "exports" / f"{cfg.format}-{step}"
     if output.exists():
         raise UserError(f"{output} exists already; delete it, or choose another folder with output=<folder>.")
     with _appearing_whole(output) as folder:
         if cfg.format == "peft":
-            _write_peft(folder, trained, trainable)
+            _write_peft(folder, checkpoint, trained, trainable)
             hint = f'PeftModel.from_pretrained(base, "{output}")'
-            hint += "" if _is_huggingface(trained) else ", where base is the same model in Hugging Face's layout"
+            hint += "" if _is_huggingface(checkpoint) else ", where base is the same model in Hugging Face's layout"
         else:
-            _write_merged(folder, trained, model, trainable, cfg)
+            _write_merged(folder, checkpoint, model, trainable, cfg)
             hint = f'AutoModelForCausalLM.from_pretrained("{output}")'
             hint = f"python convert_hf_to_gguf.py {output}" if cfg.format == "gguf-ready" else hint
     say(console, f"Step {step} of {cfg.run} is written to {output}\nLoad it with: {hint}")
@@ -85,14 +85,13 @@ def _appearing_whole(output: Path) -> Iterator[Path]:
         raise UserError(f"{output} could not be written: {fault}") from fault
 
 
-def _write_peft(folder: Path, trained: Config, trainable: Trainable) -> None:
+def _write_peft(folder: Path, checkpoint: Path, trained: Config, trainable: Trainable) -> None:
     """adapter_config.json and adapter_model.safetensors, A as [rank, in] and B as [out, rank]."""
     if not isinstance(trainable, Adapters):
         raise UserError("format=peft: this run trained all weights and has no adapters; use format=merged.")
     if changed := _changed_base(trained):
         raise UserError(f"format=peft: the adapters sit on weights that {changed} has changed; use format=merged.")
-    checkpoint = find_checkpoint(trained.model.weights)
-    multimodal = _is_huggingface(trained) and huggingface.read_config(checkpoint)["model_type"] == "gemma3"
+    multimodal = _is_huggingface(checkpoint) and huggingface.read_config(checkpoint)["model_type"] == "gemma3"
     modules = sorted(trainable.a)
     tensors = {}
     for module in modules:
@@ -119,8 +118,8 @@ def _write_peft(folder: Path, trained: Config, trainable: Trainable) -> None:
     _write_json(folder / "adapter_config.json", config)
 
 
-def _is_huggingface(trained: Config) -> bool:
-    return (find_checkpoint(trained.model.weights) / "config.json").exists()
+def _is_huggingface(checkpoint: Path) -> bool:
+    return (checkpoint / "config.json").exists()
 
 
 def _changed_base(trained: Config) -> str | None:
@@ -132,9 +131,8 @@ def _changed_base(trained: Config) -> str | None:
     return None
 
 
-def _write_merged(folder: Path, trained: Config, model: setup.Model, trainable: Trainable, cfg: ExportConfig) -> None:
+def _write_merged(folder: Path, checkpoint: Path, model: setup.Model, trainable: Trainable, cfg: ExportConfig) -> None:
     """A model that Gemma3ForCausalLM loads, with its tokenizer."""
-    checkpoint = find_checkpoint(trained.model.weights)
     files = tokenizer_files(checkpoint)
     if cfg.format == "gguf-ready" and MODEL not in files:
         raise UserError(
