@@ -49,7 +49,7 @@ class Stopwatch(Display):
 class TurnTaking(Desk):
     """Puts nothing off: when a step is done it is another's turn, and the device must have nothing to do meanwhile."""
 
-    def later(self, *work: Callable[[], None]) -> None:
+    def later(self, *work: Callable[[], object]) -> None:
         for one in work:
             one()
 

@@ -77,15 +77,15 @@ class Checkpoints:
     def save(self, state: TrainState, progress: Progress, *, used_up: bool = True) -> None:
         """Saves a step once, by a thread: a tenth of a second passes before orbax has taken a state over.
 
-        A state that the next update uses up is copied before the device is asked for anything else; one that none follows,
-        by the thread.
+        A state that the next update uses up is copied before the device is asked for anything else; one that none follows
+        is left to orbax, which has no need of a copy.
         """
         _quiet_others()
         step = int(state.step)
         if step not in self.steps():
             self._check_room(sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
-            copied = _on_host(state) if used_up else None
-            self._saving = SAVER.submit(lambda: self._hand_over(step, copied or _on_host(state), progress))
+            kept = _on_host(state) if used_up else state
+            self._saving = SAVER.submit(lambda: self._hand_over(step, kept, progress))
             if jax.process_count() > 1:  # they wait for each other in there, and must do so in one order
                 self._handed_over()
 

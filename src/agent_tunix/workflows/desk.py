@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from agent_tunix.engine import processes
@@ -28,7 +28,10 @@ NEVER = Pause(lambda step: False)
 
 @dataclasses.dataclass(frozen=True)
 class Desk:
-    """Steps are written by and by: what is put off is done when the device has work, or before it must be there."""
+    """Steps are written by and by: what is put off is done when the device has work, or before it must be there.
+
+    `by_steps` goes on by one with each of them: what the close of a run may need of Hydra takes a while to compose.
+    """
 
     folder: RunFolder
     checkpoints: Checkpoints
@@ -38,7 +41,8 @@ class Desk:
     asked_at: Callable[[int], Asked]
     rollbacks: list[Record]
     warned: set[str] = dataclasses.field(default_factory=set)
-    put_off: list[Callable[[], None]] = dataclasses.field(default_factory=list)
+    put_off: list[Callable[[], object]] = dataclasses.field(default_factory=list)
+    by_steps: Iterator[object] = dataclasses.field(default_factory=lambda: iter(()))
 
     def interrupted(self) -> bool:
         return processes.any_of(self.interruption.requested)
@@ -48,7 +52,7 @@ class Desk:
             self.catch_up()
         return self.pause.due(step)
 
-    def later(self, *work: Callable[[], None]) -> None:
+    def later(self, *work: Callable[[], object]) -> None:
         self.put_off.extend(work)
 
     def catch_up(self) -> None:
@@ -57,6 +61,7 @@ class Desk:
 
     def write(self, record: Record) -> None:
         self.later(partial(self.folder.metrics, record), partial(self.display.step, record))
+        self.later(partial(next, self.by_steps, None))
 
     def write_samples(self, records: Sequence[Record]) -> None:
         self.later(partial(self.folder.samples, records))

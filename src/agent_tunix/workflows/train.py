@@ -19,7 +19,7 @@ from rich.console import Console
 from agent_tunix.config.guidance import warnings
 from agent_tunix.config.load import config_text
 from agent_tunix.config.schema import Config
-from agent_tunix.engine import processes
+from agent_tunix.engine import ahead, processes
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.guard import MAX_ROLLBACKS, Interruption, Progress, fault_of
 from agent_tunix.engine.metrics import (
@@ -44,6 +44,7 @@ from agent_tunix.workflows import doctor, setup
 from agent_tunix.workflows.closing import ended_by, remedy, summarise, validations
 from agent_tunix.workflows.desk import NEVER, Desk, Pause
 from agent_tunix.workflows.diagnosis.examination import early_warnings
+from agent_tunix.workflows.diagnosis.remedies import ways_to
 from agent_tunix.workflows.display import Bars, Display, print_summary
 from agent_tunix.workflows.dry_run import too_large
 from agent_tunix.workflows.evaluate import complete, grade
@@ -120,6 +121,8 @@ def _in_folder(
         replace_text(path / "config.yaml", config_text(r.cfg))
     display.begin(int(state.step))
     desk = Desk(folder, checkpoints, display, interruption, pause, asked_ahead(r), list(progress.rollbacks))
+    if ahead.serves():  # the host has nothing else to do while the device is at work
+        desk = dataclasses.replace(desk, by_steps=ways_to(r.cfg.model_dump(mode="json")))
     status, fault = "failed", ""
     try:
         before = yield from evaluate_policy(r, fresh, desk)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from agent_tunix.engine.guard import Progress
@@ -61,3 +63,12 @@ def test_who_looks_into_the_folder_to_pause_a_run_finds_its_last_step(seen, by_f
         return step == 1 and read_records(seen.folder.path / "metrics.jsonl") == [STEP]
 
     assert desk_of(seen, Pause(due, by_folder)).rests(1) is by_folder
+
+
+def test_what_takes_a_while_goes_on_by_one_with_each_step(seen):
+    reached = []
+    desk = dataclasses.replace(desk_of(seen), by_steps=map(reached.append, range(2)))
+    for steps in range(1, 4):
+        desk.write(STEP)
+        desk.catch_up()
+        assert reached == list(range(min(steps, 2)))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
@@ -30,6 +32,8 @@ RESUME = "training.resume"  # how a run was continued is no part of how it was s
 LEAST_RATE, GREATEST_RATE = 1e-7, 1e-4  # the reference's typical range of learning rates
 PLAIN = re.compile(r"[A-Za-z_/][\w./:-]*", re.ASCII)  # a text that Hydra takes for one without quotes
 NOT_TEXT = ("null", "true", "false", "nan", "inf")
+# What comes of files of configuration that someone has changed since; the last is of their encoding.
+UNREADABLE = (HydraException, OmegaConfBaseException, OSError, yaml.YAMLError, UnicodeDecodeError)
 
 
 def rerun(run: RunRecords, changes: Mapping[str, Any], without: Sequence[str] = ()) -> str:
@@ -110,27 +114,29 @@ def _quoted(text: str) -> str:
 
 
 def own_overrides(config: Mapping[str, Any]) -> list[str]:
-    """The fewest overrides of the shipped configuration that lead to `config`: an experiment, groups, single values.
+    """The fewest overrides of the shipped configuration that lead to `config`: an experiment, groups, single values."""
+    return [[], *ways_to(config)][-1]
+
+
+def ways_to(config: Mapping[str, Any]) -> Iterator[list[str]]:
+    """As `own_overrides`, the fewest that were found so far, after each that was looked at; what was composed is remembered.
 
     Composing takes a tenth of a second, so an experiment that cannot be the shortest way is not composed: whatever it sets
     to another value must be set back.
     """
     wanted, experiments = leaves(config), (config_folder() / "experiment").glob("*.yaml")
-    try:
-        best = _overrides_from([], config)
+    with contextlib.suppress(*UNREADABLE):
+        yield (best := _overrides_from([], config))
         for least, name in sorted((1 + _set_otherwise(path, wanted), path.stem) for path in experiments):
             if least < len(best):
-                best = min(best, _overrides_from([f"+experiment={name}"], config), key=len)
-        return best
-    except (HydraException, OmegaConfBaseException):
-        return []
+                yield (best := min(best, _overrides_from([f"+experiment={name}"], config), key=len))
 
 
 def overrides_without_experiment(config: Mapping[str, Any]) -> list[str]:
     """As `own_overrides`, by groups and single values alone: an experiment chooses a model, and how it learns as well."""
     try:
         return _overrides_from([], config)
-    except (HydraException, OmegaConfBaseException):
+    except UNREADABLE:
         return []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -15,7 +17,7 @@ from agent_tunix.workflows import doctor
 from agent_tunix.workflows.diagnosis import optimizer, remedies
 from agent_tunix.workflows.diagnosis.examination import examine
 from agent_tunix.workflows.diagnosis.records import RunRecords
-from agent_tunix.workflows.diagnosis.remedies import own_overrides, rerun, scaled_rate, value_text
+from agent_tunix.workflows.diagnosis.remedies import own_overrides, rerun, scaled_rate, value_text, ways_to
 
 
 def test_the_remedy_is_the_run_s_own_command_with_the_reference_s_change(config):
@@ -84,5 +86,20 @@ def test_no_experiment_leads_there_in_fewer_words(given):
     names = [path.stem for path in (config_folder() / "experiment").glob("*.yaml")]
     ways = [remedies._overrides_from(start, config) for start in ([], *([f"+experiment={name}"] for name in names))]
     assert len(found) == min(map(len, ways))
+    assert [*ways_to(config)] == sorted(ways_to(config), key=len, reverse=True)
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         assert OmegaConf.to_container(compose("config", found), resolve=True) == config
+
+
+@pytest.mark.parametrize(
+    "broken", [b"a: [", b"\xff", b"defaults: [/nowhere: x]\nseed: 7"], ids=["YAML", "encoding", "defaults"]
+)
+def test_an_experiment_that_cannot_be_read_is_no_way(broken, config, tmp_path, monkeypatch):
+    shutil.copytree(config_folder(), tmp_path / "conf")
+    (tmp_path / "conf/experiment/quick_test.yaml").write_bytes(broken)
+    monkeypatch.setattr(remedies, "config_folder", lambda: tmp_path / "conf")
+    remedies.shipped_leaves.cache_clear()
+    found = own_overrides(config)
+    remedies.shipped_leaves.cache_clear()
+    assert "model=gemma3_tiny" in found
+    assert "+experiment=quick_test" not in found
