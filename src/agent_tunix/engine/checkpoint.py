@@ -24,6 +24,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 
 from agent_tunix.engine.guard import Progress
@@ -53,6 +54,17 @@ def _on_host(state: TrainState) -> TrainState:
     return jax.device_put(state, there, may_alias=False)
 
 
+def _fetched(state: TrainState) -> TrainState:
+    """The same as NumPy's arrays, where one process has all of it. `_on_host`, and orbax, which does as much, would wait for
+    all that the device is doing.
+    """
+    if jax.process_count() > 1:
+        return state
+    for leaf in jax.tree.leaves(state):
+        leaf.copy_to_host_async()
+    return jax.tree.map(np.asarray, state)
+
+
 @jax.jit
 def _finite(state: TrainState) -> jax.Array:
     return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state)]).all()
@@ -78,14 +90,14 @@ class Checkpoints:
         """Saves a step once, by a thread: a tenth of a second passes before orbax has taken a state over.
 
         A state that the next update uses up is copied before the device is asked for anything else; one that none follows
-        is left to orbax, which has no need of a copy.
+        is fetched by the thread.
         """
         _quiet_others()
         step = int(state.step)
         if step not in self.steps():
             self._check_room(sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
-            kept = _on_host(state) if used_up else state
-            self._saving = SAVER.submit(lambda: self._hand_over(step, kept, progress))
+            copied = _on_host(state) if used_up else None
+            self._saving = SAVER.submit(lambda: self._hand_over(step, copied or _fetched(state), progress))
             if jax.process_count() > 1:  # they wait for each other in there, and must do so in one order
                 self._handed_over()
 

@@ -77,6 +77,17 @@ def test_a_state_may_be_used_up_as_soon_as_it_was_saved(checkpoints):
         np.testing.assert_array_equal(a, b)
 
 
+def test_a_last_state_comes_back_as_any_other(checkpoints):
+    """Of the same kinds and in the same place, though it is fetched for saving."""
+    state = state_at(3)
+    checkpoints.save(state, Progress(3), used_up=False)
+    restored, progress = checkpoints.restore(state_at(0))
+    assert progress == Progress(3)
+    for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):
+        assert (type(a), a.dtype, a.shape, a.sharding) == (type(b), b.dtype, b.shape, b.sharding)
+        np.testing.assert_array_equal(a, b)
+
+
 def test_another_process_finds_them_once_they_are_on_disk(checkpoints, tmp_path):
     checkpoints.save(state_at(5), Progress(1))
     checkpoints.settle()
