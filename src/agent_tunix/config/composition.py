@@ -16,6 +16,7 @@ from agent_tunix.config.load import config_folder, did_you_mean
 
 EXTRAS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit", "optuna": "optuna"}
 BROKEN = ("Invalid defaults list", "Expected header format")  # how Hydra's messages without an exception of their own begin
+EVALUATED = " while evaluating '"  # in what Hydra says of a function of its grammar, such as choice()
 PARTS = (
     "Keys of a section are set one by one, as in reward.weights.answer=1;\n"
     "a list as a whole, as in 'optimizer.betas=[0.9,0.99]', or one element of it, as in optimizer.betas.0=0.9."
@@ -26,7 +27,7 @@ def answer(mistake: Exception, arguments: Sequence[str] = ()) -> str | None:
     """The message for a mistake in what Hydra was to compose from these arguments; None for any other fault."""
     if isinstance(mistake, MissingConfigException):
         return missing_option(mistake)
-    if said := broken_file(mistake, arguments) or without_end(mistake):
+    if said := broken_file(mistake, arguments) or without_end(mistake) or unsweepable(mistake):
         return said
     said = unreadable(mistake) if isinstance(mistake, HydraException | OmegaConfBaseException) else misplaced(mistake)
     return said and (list_for_keys(arguments) or said)
@@ -55,9 +56,21 @@ def unreadable(mistake: Exception) -> str:
         said += f"\n{PARTS}"
     elif "," in (value[:1], value[-1:]) or ",," in value:
         said += f"\nA value is missing beside a comma; values to sweep over are written without spaces: {key}=1,2"
-    elif equals and not value.startswith(("[", "{")) and not {"'", '"'} & set(value):
+    elif equals and EVALUATED not in said and not value.startswith(("[", "{")) and not {"'", '"'} & set(value):
         said += f"\nA text with special characters, such as (, needs quotes of its own: '{key}=\"{value}\"'"
     return said if given in said else f"{given}: {said}"
+
+
+def unsweepable(mistake: Exception) -> str | None:
+    """For what Hydra's own sweeper cannot run over: a range without end, batches of no job, an interval."""
+    places = _passed_through(mistake)
+    if "INTERVAL_SWEEP" in str(mistake):
+        return "interval() is for a search, with hydra/sweeper=optuna. A sweep has its values listed, as in seed=1,2,3"
+    if isinstance(mistake, AssertionError) and places and places[-1].endswith(".basic_sweeper"):
+        return "hydra.sweeper.max_batch_size must be at least 1; without it all jobs of a sweep run together."
+    if isinstance(mistake, ValueError) and places and places[-1].startswith("hydra.core.override_parser"):
+        return f"The values of a sweep cannot be listed: {mistake}."
+    return None
 
 
 def without_end(mistake: Exception) -> str | None:

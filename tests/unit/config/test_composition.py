@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
 
 from agent_tunix.config.composition import PARTS, answer, missing_option, unreadable
@@ -83,6 +85,29 @@ def test_a_text_that_needs_quotes_is_answered_with_the_override_that_works():
         advised = said.partition(" its own: ")[2].strip("'")
         assert compose("config", hydra_arguments([advised])).model.lora_module_path == "(q|v)_proj"
     assert "++" not in said
+
+
+@pytest.mark.parametrize(
+    ("given", "max_batch_size", "said"),
+    [
+        ("seed=range(1,5,0)", None, "cannot be listed: range() arg 3 must not be zero."),
+        ("seed=1,2", 0, "hydra.sweeper.max_batch_size must be at least 1;"),
+        ("seed=interval(1,2)", None, "hydra/sweeper=optuna"),
+    ],
+)
+def test_what_cannot_be_swept_over_is_told_of(given, max_batch_size, said):
+    overrides = OverridesParser.create().parse_overrides([given])
+    with pytest.raises(Exception) as mistake:  # noqa: PT011 (each is of another type)
+        BasicSweeper.split_arguments(overrides, max_batch_size)
+    assert said in answer(mistake.value)
+
+
+@pytest.mark.parametrize("given", ["seed=choice()", "seed=sort(1,a)"])
+def test_a_function_of_the_grammar_is_not_taken_for_a_text_that_needs_quotes(given):
+    with initialize_config_dir(str(config_folder()), version_base="1.3"), pytest.raises(HydraException) as mistake:
+        compose("config", hydra_arguments([given]))
+    assert given in unreadable(mistake.value)
+    assert "quotes" not in unreadable(mistake.value)
 
 
 @pytest.mark.parametrize("files", [{"mine": "mine"}, {"mine": "one", "one": "two", "two": "one"}])
