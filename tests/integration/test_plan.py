@@ -7,6 +7,7 @@ import re
 import shutil
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from agent_tunix.engine.metrics import read_records
 from agent_tunix.models.sources import find_checkpoint
@@ -84,6 +85,17 @@ def test_a_tokenizer_of_more_words_than_the_model_has_is_refused(command, tmp_pa
     outcome = command(verb, *RUN, "model.weights=other", "data=jsonl", "data.path=rows.jsonl", "data.system_prompt=''")
     assert outcome.code == 2
     assert f"The tokenizer gives token {words['zebras']}, but the model knows {len(words) - 1} tokens" in outcome.err
+
+
+@pytest.mark.parametrize("verb", ["plan", "train"])
+def test_weights_that_lack_a_tensor_are_refused(command, tmp_path, verb):
+    shutil.copytree(find_checkpoint("package:tiny"), tmp_path / "other")
+    (file,) = (tmp_path / "other").glob("*.safetensors")
+    tensors = load_file(file)
+    del tensors["model.norm.weight"]
+    save_file(tensors, file)
+    outcome = command(verb, *RUN, "model.weights=other")
+    assert (outcome.code, "missing: model.norm.weight" in outcome.err) == (2, True), outcome.err
 
 
 def test_a_part_of_a_cards_memory_is_left_to_its_runtime(command, monkeypatch):

@@ -80,13 +80,11 @@ def open_weights(
     checkpoint: Path, arch: Architecture, dtype: jnp.dtype, mesh: Mesh, base_dtype: BaseDtype | None
 ) -> Callable[[], Weights]:
     """Checks that a checkpoint has all tensors of its architecture; returns the function that reads them."""
-    tensors = _open(checkpoint)
-    expected = tensor_shapes(arch)
-    _check(checkpoint, tensors.shapes, expected)
+    tensors = open_tensors(checkpoint, arch)
 
     def read() -> Weights:
         inspection = Inspection(checkpoint)
-        with _progress(f"loading {checkpoint.name}", len(expected)) as advance:
+        with _progress(f"loading {checkpoint.name}", len(tensors.shapes)) as advance:
 
             def tensor(name: str, _: tuple[int, ...]) -> np.ndarray:
                 advance()
@@ -98,6 +96,13 @@ def open_weights(
         return weights
 
     return read
+
+
+def open_tensors(checkpoint: Path, arch: Architecture) -> Tensors:
+    """A checkpoint's tensors, of which none is read yet; they must be those of its architecture."""
+    tensors = _open(checkpoint)
+    _check(checkpoint, tensors.shapes, tensor_shapes(arch))
+    return tensors
 
 
 def _open(checkpoint: Path) -> Tensors:

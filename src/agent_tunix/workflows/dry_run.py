@@ -28,6 +28,7 @@ from agent_tunix.errors import UserError
 from agent_tunix.models import kernels
 from agent_tunix.models.sources import is_remote
 from agent_tunix.models.tokenizer import load_tokenizer
+from agent_tunix.models.weights import open_tensors
 from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.workflows import memory, setup
 from agent_tunix.workflows.curve import as_svg, in_characters
@@ -82,6 +83,8 @@ def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]
     longest = cfg.generation.max_prompt_length
     found = None if is_remote(cfg.model.weights) else setup.fitting_checkpoint(cfg.model)
     tokenizer = load_tokenizer(found[0]) if found else None
+    if found:
+        open_tensors(*found)
     try:
         task = load_task(cfg, tokenizer, partial(say, console)) if tokenizer else None
         rows = task.train if task else load_splits(cfg, partial(say, console))["train"]
