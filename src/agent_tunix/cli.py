@@ -17,18 +17,18 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from rich.console import Console
 
 from agent_tunix.config import composition, folders, load
 from agent_tunix.config.continuation import anchored, refuse_other_folder, resumed
 from agent_tunix.config.launch import Launch, launched
 from agent_tunix.config.load import C, did_you_mean, hydra_arguments, search_path, validate
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
+from agent_tunix.config.screen import Screen
 from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 from agent_tunix.engine import lifeline
 from agent_tunix.errors import DivergenceError, StoppedError, UserError, insist_on_interrupts, interrupts_put_off, mistake_of
 
-console = Console(highlight=False, markup=False, emoji=False)  # text is shown as it is: much of it is the user's
+console = Screen()
 
 
 def train() -> None:
@@ -204,7 +204,7 @@ def _export(composed: DictConfig) -> None:
     workflow.run(validate(composed, ExportConfig), console)
 
 
-def _on_folder(workflow: Callable[[list[str], Console], None]) -> None:
+def _on_folder(workflow: Callable[[list[str], Screen], None]) -> None:
     """Runs a verb that takes a folder and no configuration."""
     with answering():
         workflow(sys.argv[1:], console)
