@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import pytest
 
+from agent_tunix.engine import guard
 from agent_tunix.engine.metrics import RunFolder, claimed, read_records
 from agent_tunix.workflows import gather
 from agent_tunix.workflows import train as train_workflow
@@ -180,7 +181,7 @@ def test_what_was_learnt_is_saved_though_the_last_evaluation_fails(straight, com
     assert_same_run(tmp_path / "run", straight)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_exits_cleanly(straight, command, resume, tmp_path, monkeypatch, number):
     def signalled(folder, record) -> None:
         write(folder, record)
@@ -190,6 +191,7 @@ def test_a_signal_saves_and_exits_cleanly(straight, command, resume, tmp_path, m
     write = RunFolder.metrics
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "metrics", signalled)
+        patch.setattr(guard, "OUTPUTS", ())  # the terminal of the tests stays open
         outcome = command("train", *RUN, "hydra.run.dir=run")
     assert outcome.code == 0, outcome.err
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
+import os
 import signal
 from typing import Any
 
@@ -17,6 +18,7 @@ from agent_tunix.engine.update import UpdateStats
 
 MAX_ROLLBACKS = 3
 RATE_CUT = 10.0
+OUTPUTS = (1, 2)  # the system's numbers of standard output and standard error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,17 +61,29 @@ def fault_of(stats: UpdateStats, max_kl: float) -> str | None:
 
 
 class Interruption:
-    """Turns the first SIGINT or SIGTERM into a request to stop after the current batch; a second one acts as usual."""
+    """Turns the first SIGINT or SIGTERM into a request to stop after the current batch; a second one acts as usual.
+
+    So does SIGHUP, that of a terminal that is closed, unless the process is to outlive it (`nohup`). It may come twice, from
+    the system and from a shell, and nothing can be written to the terminal any more.
+    """
 
     def __enter__(self) -> Interruption:
         self.requested = False
-        self._previous: dict[int, Any] = {s: signal.signal(s, self._request) for s in (signal.SIGINT, signal.SIGTERM)}
+        self._terminals = [output for output in OUTPUTS if os.isatty(output)]
+        outlives = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        signals = (signal.SIGINT, signal.SIGTERM, *([] if outlives else [signal.SIGHUP]))
+        self._previous: dict[int, Any] = {number: signal.signal(number, self._request) for number in signals}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def _request(self, *_: object) -> None:
+    def _request(self, number: int, _: object) -> None:
         self.requested = True
         self.__exit__()
+        if number == signal.SIGHUP:
+            signal.signal(number, signal.SIG_IGN)
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for terminal in self._terminals:
+                os.dup2(nowhere, terminal)

@@ -84,7 +84,7 @@ def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]
     found = None if is_remote(cfg.model.weights) else setup.fitting_checkpoint(cfg.model)
     tokenizer = load_tokenizer(found[0]) if found else None
     if found:
-        open_tensors(*found)
+        open_tensors(*found)  # or refuses them
     try:
         task = load_task(cfg, tokenizer, partial(say, console)) if tokenizer else None
         rows = task.train if task else load_splits(cfg, partial(say, console))["train"]
