@@ -181,6 +181,15 @@ def test_what_was_learnt_is_saved_though_the_last_evaluation_fails(straight, com
     assert_same_run(tmp_path / "run", straight)
 
 
+@pytest.fixture
+def heeded():
+    """Tests may have been started to outlive their terminal, as by `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_exits_cleanly(straight, command, resume, tmp_path, monkeypatch, number):
     def signalled(folder, record) -> None:
