@@ -19,5 +19,11 @@ class Screen(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        with open(os.devnull, "w") as nowhere:  # what is left in Python's own buffer goes there at the end
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        send_nowhere(sys.stdout.fileno())  # what Python itself still holds back comes at the end
+
+
+def send_nowhere(*outputs: int) -> None:
+    """Has nothing come of what is written to these outputs, which the system knows by numbers."""
+    with open(os.devnull, "w") as nowhere:
+        for output in outputs:
+            os.dup2(nowhere.fileno(), output)

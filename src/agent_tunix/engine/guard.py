@@ -14,6 +14,7 @@ import os
 import signal
 from typing import Any
 
+from agent_tunix.config.screen import send_nowhere
 from agent_tunix.engine.update import UpdateStats
 
 MAX_ROLLBACKS = 3
@@ -84,6 +85,4 @@ class Interruption:
         self.__exit__()
         if number == signal.SIGHUP:
             signal.signal(number, signal.SIG_IGN)
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            for terminal in self._terminals:
-                os.dup2(nowhere, terminal)
+            send_nowhere(*self._terminals)

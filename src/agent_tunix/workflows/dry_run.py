@@ -21,11 +21,12 @@ from rich.table import Table
 
 from agent_tunix.config.guidance import warnings
 from agent_tunix.config.mesh_shape import shown, sizes_of
-from agent_tunix.config.schema import Config
+from agent_tunix.config.schema import Config, ModelSection
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.metrics import Record
 from agent_tunix.errors import UserError
 from agent_tunix.models import kernels
+from agent_tunix.models.gemma3 import Architecture
 from agent_tunix.models.sources import is_remote
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.models.weights import open_tensors
@@ -78,13 +79,20 @@ def run(cfg: Config, output: Path, console: Console) -> Record:
     return record
 
 
+def _checkpoint(section: ModelSection) -> tuple[Path, Architecture] | None:
+    """The checkpoint that the run would read, if it is here, and its architecture; refuses one that the run would refuse."""
+    if is_remote(section.weights):
+        return None
+    checkpoint, arch = setup.fitting_checkpoint(section)
+    open_tensors(checkpoint, arch)
+    return checkpoint, arch
+
+
 def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]]:
     """Number of training examples (None: out of reach), width of their prompts, and notes on what is not known here."""
     longest = cfg.generation.max_prompt_length
-    found = None if is_remote(cfg.model.weights) else setup.fitting_checkpoint(cfg.model)
+    found = _checkpoint(cfg.model)
     tokenizer = load_tokenizer(found[0]) if found else None
-    if found:
-        open_tensors(*found)  # or refuses them
     try:
         task = load_task(cfg, tokenizer, partial(say, console)) if tokenizer else None
         rows = task.train if task else load_splits(cfg, partial(say, console))["train"]

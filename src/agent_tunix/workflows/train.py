@@ -120,9 +120,9 @@ def _in_folder(
     if processes.first():
         replace_text(path / "config.yaml", config_text(r.cfg))
     display.begin(int(state.step))
-    desk = Desk(folder, checkpoints, display, interruption, pause, asked_ahead(r), list(progress.rollbacks))
-    if ahead.serves():  # the host has nothing else to do while the device is at work
-        desk = dataclasses.replace(desk, by_steps=ways_to(r.cfg.model_dump(mode="json")))
+    commands = ways_to(r.cfg.model_dump(mode="json")) if ahead.serves() else iter(())  # a CPU has no time to spare
+    rollbacks = list(progress.rollbacks)
+    desk = Desk(folder, checkpoints, display, interruption, pause, asked_ahead(r), rollbacks, by_steps=commands)
     status, fault = "failed", ""
     try:
         before = yield from evaluate_policy(r, fresh, desk)
