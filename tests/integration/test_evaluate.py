@@ -165,6 +165,11 @@ def test_the_last_number_is_enough_to_be_leniently_right():
     assert (record["accuracy"], record["lenient_accuracy"]) == (0.0, 1.0)
 
 
+@pytest.mark.parametrize("truth", ["9:45", "(9, 3)", r"9\pi"])
+def test_a_truth_that_is_no_single_number_is_not_met_by_one(truth):
+    assert grade([Example("q", truth, (1,))], [["so it is 9"]])["lenient_accuracy"] == 0.0
+
+
 def test_each_measure_counts_what_it_says():
     """Right; near, and well formed; near, and not well formed; far off; no answer at all."""
     formed = "<reasoning>so</reasoning><answer>{}</answer>"

@@ -110,7 +110,7 @@ def _leniently_right(completion: str, truth: str) -> bool:
     """Right, or with the right last number; an answer in words, or of several numbers, has no last number to compare."""
     if rewards.answer_correct("", completion, truth):
         return True
-    return answers.same_number(answers.last_number(completion), answers.first_number(truth))
+    return answers.same_number(answers.last_number(completion), answers.only_number(truth))
 
 
 def _majority_right(completions: Sequence[str], truth: str) -> bool:

@@ -161,7 +161,62 @@ def test_same_and_near(found, truth, same, near):
         ("9" * 5000, "8" * 5000, False),
         ("0", "1.6e-19", False),
         ("1.6000e-19", "1.6e-19", True),
+        ("300000", r"3 \times 10^5", True),
+        ("2,000,000", "2 million", True),
+        ("2", "2 million", False),
+        ("45 degrees", r"45^\circ", True),
+        (r"5\,\text{cm}", "5 cm", True),
+        ("**5**", "5", True),
+        ("=> 5", "5", True),
+        ("5 = 2+3", "5", True),
+        ("18 (15+3)", "18", True),
+        ("Answer - 5", "5", True),
+        ("3/4/5", "3/4", False),
+        ("1/0", "1", False),
     ],
 )
 def test_an_answer_states_the_truth(found, truth, same):
     assert answers.same_answer(found, truth) is same
+
+
+@pytest.mark.parametrize(
+    "minus_five",
+    ["- 5", "–5", "-$5", "-$ 5", "-¥5", "-₹5", "-R$5", "-USD 5", "-(5)", "-{5}", "minus 5", "negative 5", "x = - 5", "(-5)"],
+)
+def test_a_minus_is_seen_however_it_is_written(minus_five):
+    assert answers.first_number(minus_five) == -5
+    assert answers.same_answer(minus_five, "-5")
+    assert answers.same_answer("-5", minus_five)
+    assert not answers.same_answer("5", minus_five)
+    assert not answers.same_answer(minus_five, "5")
+
+
+EXPRESSIONS = [r"\sqrt{3}", r"\frac{\pi}{4}", r"2\pi", "3x", "5k", "|-2|", "101_2", "x<2", "(1,2]", "10^5", "3+4i", "5-1"]
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_a_number_in_an_expression_is_not_its_value(expression):
+    for number in {answers.first_number(expression), answers.last_number(expression)}:
+        assert not answers.same_answer(str(number), expression)
+        assert not answers.same_answer(expression, str(number))
+    assert answers.only_number(expression) is None
+    assert [other for other in EXPRESSIONS if answers.same_answer(other, expression)] == [expression]
+
+
+@pytest.mark.parametrize(
+    ("found", "truth"),
+    [
+        (r"\pi/4", r"\frac{\pi}{4}"),
+        ("2 pi", r"2\pi"),
+        (r"2 \cdot\pi", r"2\pi"),
+        (r"\sqrt3", r"\sqrt{3}"),
+        ("x < 2.0", "x<2"),
+    ],
+)
+def test_an_expression_may_be_spelt_in_other_ways(found, truth):
+    assert answers.same_answer(found, truth)
+
+
+@pytest.mark.parametrize("hostile", ["-", "(", "- ", "5 ", "5-", "=5", "5+5=", "negative ", "sqrt(", "5 * ", "$"])
+def test_reading_takes_no_longer_than_a_text_is_long(hostile):
+    assert answers.same_answer(hostile * 20_000, "7") is False
