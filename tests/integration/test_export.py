@@ -20,6 +20,7 @@ from agent_tunix.engine.metrics import claimed
 from agent_tunix.engine.population import alone
 from agent_tunix.models import gemma3
 from agent_tunix.models.huggingface import read_architecture
+from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.models.weights import load_weights
 from agent_tunix.workflows import export, setup
@@ -87,6 +88,23 @@ def test_merged_completes_as_trained(command, trained, tmp_path):
         for m, t in ((model, adapters), (exported, None))
     ]
     assert texts[0] == texts[1]
+
+
+def test_a_merged_model_says_of_itself_what_its_base_said(command, trained, tmp_path):
+    """How long a text it was made for, and the tokens of its tokenizer; the command to go on with can be pasted."""
+    shutil.copytree(find_checkpoint("package:tiny"), tmp_path / "base")
+    config = json.loads((tmp_path / "base" / "config.json").read_text())
+    wrong = {"eos_token_id": 7, "bos_token_id": 8}
+    (tmp_path / "base" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096} | wrong))
+    written = trained / "config.yaml"
+    written.write_text(written.read_text().replace("package:tiny", str(tmp_path / "base")))
+    (tmp_path / "base" / "tokenizer.model").write_bytes(b"for llama.cpp")
+    outcome = command("export", "run=run", "format=gguf-ready", "output='two words'")
+    assert outcome.code == 0, outcome.err
+    assert "python convert_hf_to_gguf.py 'two words'" in outcome.out
+    found, tokenizer = json.loads((tmp_path / "two words" / "config.json").read_text()), load_tokenizer(tmp_path / "base")
+    assert found["max_position_embeddings"] == 4096
+    assert (found["eos_token_id"], found["bos_token_id"]) == (tokenizer.end_ids[0], tokenizer.begin_id)
 
 
 def test_peft_folder_has_names_and_shapes_of_peft(command, trained):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ from agent_tunix.errors import UserError
 from agent_tunix.models import huggingface
 from agent_tunix.models.lora import Adapters, Trainable, huggingface_name
 from agent_tunix.models.sources import KAGGLE, find_checkpoint, is_remote
-from agent_tunix.models.tokenizer import MODEL
+from agent_tunix.models.tokenizer import MODEL, Tokenizer
 from agent_tunix.models.tokenizer_files import tokenizer_files
 from agent_tunix.models.weights import save_tensors, stacked_tensor
 from agent_tunix.workflows import setup
@@ -54,12 +55,12 @@ def run(cfg: ExportConfig, console: Console) -> Path:
     with _appearing_whole(output) as folder:
         if cfg.format == "peft":
             _write_peft(folder, checkpoint, trained, trainable)
-            hint = f'PeftModel.from_pretrained(base, "{output}")'
+            hint = f"PeftModel.from_pretrained(base, {json.dumps(str(output))})"
             hint += "" if _is_huggingface(checkpoint) else ", where base is the same model in Hugging Face's layout"
         else:
             _write_merged(folder, checkpoint, model, trainable, cfg)
-            hint = f'AutoModelForCausalLM.from_pretrained("{output}")'
-            hint = f"python convert_hf_to_gguf.py {output}" if cfg.format == "gguf-ready" else hint
+            hint = f"AutoModelForCausalLM.from_pretrained({json.dumps(str(output))})"
+            hint = shlex.join(["python", "convert_hf_to_gguf.py", str(output)]) if cfg.format == "gguf-ready" else hint
     say(console, f"Step {step} of {cfg.run} is written to {output}\nLoad it with: {hint}")
     return output
 
@@ -148,8 +149,18 @@ def _write_merged(folder: Path, checkpoint: Path, model: setup.Model, trainable:
         return value
 
     save_tensors(folder, model.arch, jnp.dtype(cfg.dtype), tensor)
+    config = folder / "config.json"
+    _write_json(config, json.loads(config.read_text()) | _numbers_of_base(checkpoint, model.tokenizer))
     for name, content in files.items():
         (folder / name).write_bytes(content)
+
+
+def _numbers_of_base(checkpoint: Path, tokenizer: Tokenizer) -> dict[str, int]:
+    """What config.json says of a model beside its architecture: its tokens, and how long a text it was made for."""
+    own = huggingface.read_config(checkpoint) if _is_huggingface(checkpoint) else {}
+    longest = {**own, **(own.get("text_config") or {})}.get("max_position_embeddings")
+    tokens = {"pad_token_id": tokenizer.pad_id, "bos_token_id": tokenizer.begin_id, "eos_token_id": tokenizer.end_ids[0]}
+    return tokens | ({"max_position_embeddings": longest} if longest else {})
 
 
 def _delta(adapters: Adapters, name: str) -> jax.Array | None:

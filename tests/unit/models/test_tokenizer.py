@@ -6,13 +6,14 @@ import json
 import gguf
 import pytest
 import sentencepiece
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from sentencepiece import sentencepiece_model_pb2 as pb
 from tokenizers import Tokenizer as Backend
 
 from agent_tunix.errors import UserError
 from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import load_tokenizer
-from agent_tunix.models.tokenizer_files import tokenizer_files
+from agent_tunix.models.tokenizer_files import CHAT_TEMPLATE, tokenizer_files
 from agent_tunix.tasks.prompts import chat_prompt
 
 TEXTS = [
@@ -192,6 +193,29 @@ def test_a_pretrained_model_is_exported_with_the_turns_that_it_has_learnt(tmp_pa
     assert "_from_model_config" not in files["generation_config.json"]
     assert files["tokenizer_config.json"]["mine"] == 1
     assert "<start_of_turn>" in files["tokenizer_config.json"]["chat_template"]
+
+
+def rendered(*messages: tuple[str, object]) -> str:
+    """By the engine that transformers and vLLM use, set as they set it."""
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    given = [{"role": role, "content": content} for role, content in messages]
+    template = environment.from_string(CHAT_TEMPLATE)
+    return template.render(messages=given, bos_token="<bos>", add_generation_prompt=True)
+
+
+def test_the_chat_template_writes_the_prompts_that_were_trained_on():
+    for system in ("Think.", "Think.\nThen answer.\n"):
+        asked = rendered(("system", system), ("user", "What is 2+2?"))
+        assert asked == "<bos>" + chat_prompt("What is 2+2?", system)
+    assert rendered(("user", " What is 2+2? ")) == "<bos>" + chat_prompt("What is 2+2?", "")
+
+
+@pytest.mark.parametrize("role", ["assistant", "model"])
+def test_the_chat_template_knows_turns_and_contents_in_parts(role):
+    parts = [{"type": "text", "text": "2"}, {"type": "image"}, {"type": "text", "text": "+2?"}]
+    turns = [("user", "Hi"), (role, "Hello"), ("user", parts)]
+    want = "<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\nHello<end_of_turn>\n"
+    assert rendered(*turns) == want + chat_prompt("2+2?", "")
 
 
 def test_a_broken_file_to_export_is_named(tmp_path, model):
