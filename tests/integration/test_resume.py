@@ -215,6 +215,29 @@ def test_a_signal_saves_and_exits_cleanly(straight, command, resume, tmp_path, m
     assert len(extra) <= 1
 
 
+@pytest.mark.usefixtures("heeded")
+def test_an_interrupted_run_rolls_back_to_where_it_would_have(command, resume, tmp_path, monkeypatch):
+    """Not to the checkpoint that the interruption has made, of a step at the rate that turned out to be too high."""
+    options = ["optimizer.learning_rate=1e-3", "training.max_kl=0.05", "training.on_divergence=rollback"]
+    options = [*RUN, *options, "grpo.num_iterations=1", "optimizer.warmup_ratio=0.0"]
+    assert command("train", *options, "hydra.run.dir=straight").code == 0
+
+    def signalled(step, stats) -> dict:
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return recorded(step, stats)
+
+    recorded = train_workflow.update_record
+    with monkeypatch.context() as patch:
+        patch.setattr(train_workflow, "update_record", signalled)
+        assert command("train", *options, "hydra.run.dir=run").code == 0
+    assert (tmp_path / "run" / "checkpoints" / "1").is_dir()
+    resume()
+    ours, theirs = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("run", "straight"))
+    assert ours["rollbacks"] == theirs["rollbacks"] != []
+    assert records(tmp_path / "run", "metrics.jsonl") == records(tmp_path / "straight", "metrics.jsonl")
+
+
 def test_a_finished_run_stays_as_it_is_and_its_seconds_add_up(straight, command):
     before = (straight / "metrics.jsonl").read_text()
     summary = json.loads((straight / "summary.json").read_text())

@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import errno
+import fnmatch
 import json
 import logging
 import os
@@ -26,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
 from agent_tunix.engine.guard import Progress
 from agent_tunix.errors import UserError, mistake_of
@@ -35,6 +37,19 @@ SAVER = concurrent.futures.ThreadPoolExecutor(1)  # of all runs: several at once
 OF_TENSORSTORE = re.compile(r" \[tensorstore_spec|\. See full TensorStore details")  # where pages of detail begin
 for logger in ("absl", "asyncio"):  # orbax also raises what it logs as an error
     logging.getLogger(logger).setLevel(logging.CRITICAL)
+
+
+def _named(folder: epath.Path, pattern: str) -> Iterator[epath.Path]:
+    """What lies in a folder under names that fit a pattern. By itself etils takes brackets in the folder's own path for a
+    pattern too, and orbax does not find what it has written.
+    """
+    name, _, below = pattern.partition("/")
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if fnmatch.fnmatchcase(path.name, name):
+            yield from _named(path, below) if below else (path,)
+
+
+type(epath.Path()).glob = _named  # type: ignore[method-assign]
 
 
 def _unless_late(hook: Callable[[Any], object], found: Any) -> None:
@@ -75,6 +90,8 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int | None = None):
         """Makes the folder and keeps the last `keep` checkpoints; with None they are only read."""
+        if "\\" in str(folder.resolve()):
+            raise UserError(f"{folder.resolve()}: checkpoints cannot be kept below a folder with a backslash in its name.")
         # Made in the background, a folder that cannot be made keeps orbax's threads waiting, and Python for them.
         at_once = ocp.AsyncOptions(create_directories_asynchronously=False)
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, read_only=keep is None, async_options=at_once)
@@ -138,6 +155,12 @@ class Checkpoints:
             if mistake_of(fault):
                 raise
             raise self._unreadable(step, fault) from fault
+
+    def forget_after(self, step: int) -> None:
+        """Deletes what was saved later: the run went back to that step, and will come by another way."""
+        self.settle()
+        for later in [saved for saved in self.steps() if saved > step]:
+            self._manager.delete(later)
 
     def _check_shapes(self, like: TrainState, step: int) -> None:
         """Refuses arrays of other shapes before any is read: orbax would stop at the first, amid errors of other readers."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import json
@@ -54,6 +55,32 @@ def test_what_is_restored_is_what_was_saved_to_the_bit(checkpoints):
     for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(saved), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["proj [v2]", "x[ab]y", "betas=[0.9,0.95]", "a**b", "what?", "*", "50%"])
+def test_a_folder_may_have_any_name(tmp_path, name):
+    with contextlib.closing(Checkpoints(tmp_path / name / "checkpoints", keep=2)) as checkpoints:
+        checkpoints.save(state_at(7), Progress(3))
+        checkpoints.settle()
+    with contextlib.closing(Checkpoints(tmp_path / name / "checkpoints")) as checkpoints:
+        restored, _ = checkpoints.restore(state_at(0))
+    jax.tree.map(np.testing.assert_array_equal, restored, state_at(7))
+
+
+def test_a_backslash_is_refused_at_once(tmp_path):
+    """Tensorstore takes it for a slash, and would write elsewhere."""
+    with pytest.raises(UserError, match="with a backslash in its name"):
+        Checkpoints(tmp_path / "back\\slash", keep=2)
+
+
+def test_what_was_saved_after_a_step_can_be_forgotten(checkpoints):
+    for step in (2, 4):
+        checkpoints.save(state_at(step), Progress(step))
+    checkpoints.forget_after(2)
+    assert checkpoints.steps() == [2]
+    checkpoints.save(state_at(3), Progress(9))
+    checkpoints.save(state_at(4), Progress(5))
+    assert checkpoints.restore(state_at(0))[1] == Progress(5), "a step that comes again is saved again"
 
 
 def test_the_last_few_are_kept_and_the_last_is_the_default(checkpoints):
