@@ -215,6 +215,23 @@ def test_a_signal_saves_and_exits_cleanly(straight, command, resume, tmp_path, m
     assert len(extra) <= 1
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ("data.num_examples=80", "run began with other training examples"),
+        ("training.micro_batch_size=1", "training.batch_size=2"),
+    ],
+)
+def test_other_data_is_refused_and_so_are_other_batches(straight, command, tmp_path, changed, message):
+    """What was trained on could count as held out, as where a file has grown, and batches could come again."""
+    shutil.copytree(straight, tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+    outcome = command("train", "training.resume=run", "training.num_epochs=2", changed)
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+
+
 @pytest.mark.usefixtures("heeded")
 def test_an_interrupted_run_rolls_back_to_where_it_would_have(command, resume, tmp_path, monkeypatch):
     """Not to the checkpoint that the interruption has made, of a step at the rate that turned out to be too high."""

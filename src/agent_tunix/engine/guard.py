@@ -24,18 +24,22 @@ OUTPUTS = (1, 2)  # the system's numbers of standard output and standard error
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How far a run has come in its data, and what the guard has done; it is saved with every checkpoint."""
+    """How far a run has come in its data, and what the guard has done; it is saved with every checkpoint.
+
+    `data` tells the examples that it learns from, in their order, from any others.
+    """
 
     position: int = 0
     rate_scale: float = 1.0
     skipped: tuple[int, ...] = ()
     rollbacks: tuple[dict[str, Any], ...] = ()
+    data: str = ""
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> Progress:
         """What `dataclasses.asdict` wrote; JSON knows lists only. Raises a TypeError or KeyError for anything else."""
         position, rate_scale = operator.index(saved["position"]), saved["rate_scale"] * 1.0
-        return cls(position, rate_scale, tuple(saved["skipped"]), tuple(saved["rollbacks"]))
+        return cls(position, rate_scale, tuple(saved["skipped"]), tuple(saved["rollbacks"]), str(saved.get("data", "")))
 
     def advanced(self) -> Progress:
         return dataclasses.replace(self, position=self.position + 1)
@@ -44,7 +48,7 @@ class Progress:
         """Back at a checkpoint's position, at a lower rate, and without the batch that went wrong."""
         scale = self.rate_scale / RATE_CUT
         event = {"step": step, "batch": self.position, "reason": reason, "rate_scale": scale}
-        return Progress(saved.position, scale, (*self.skipped, self.position), (*self.rollbacks, event))
+        return Progress(saved.position, scale, (*self.skipped, self.position), (*self.rollbacks, event), self.data)
 
 
 def fault_of(stats: UpdateStats, max_kl: float) -> str | None:

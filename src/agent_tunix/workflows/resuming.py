@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.guard import Progress
 from agent_tunix.engine.metrics import last_step
 from agent_tunix.errors import UserError
+from agent_tunix.tasks.datasets import Example
 from agent_tunix.types import TrainState
 from agent_tunix.workflows import setup
 from agent_tunix.workflows.diagnosis.records import finite, read_object
@@ -19,10 +22,12 @@ from agent_tunix.workflows.gather import Run
 
 def restored(r: Run, path: Path, checkpoints: Checkpoints, fresh: TrainState, notice: Notice) -> tuple[TrainState, Progress]:
     """The state from which the run goes on, or begins; says how many recorded updates no checkpoint holds."""
-    state, progress = fresh, Progress()
+    state, progress = fresh, Progress(data=_told_apart(r.task.train))
     if checkpoints.steps():
-        state, progress = checkpoints.restore(fresh)
-        _check(r, path, int(state.step), progress.position)
+        state, saved_progress = checkpoints.restore(fresh)
+        _check(r, path, int(state.step), saved_progress.position)
+        _check_data(r, path, saved_progress.data, progress.data)
+        progress = dataclasses.replace(saved_progress, data=progress.data)
     saved = int(state.step)
     if (lost := last_step(path) - saved) > 0:
         notice(f"Saved up to step {saved}: {counted(lost, 'update')} recorded after it will be made again.")
@@ -48,6 +53,31 @@ def _check(r: Run, path: Path, steps: int, made: int) -> None:
             f"{path} has come to its end, so other values would change nothing.\n"
             "Make it longer, as by training.num_epochs, or start another run."
         )
+
+
+def _check_data(r: Run, path: Path, before: str, now: str) -> None:
+    """Refuses what would give the rest of the run other batches: positions count them, and held-out problems are the others.
+
+    `before` is empty where the checkpoint is of an earlier version.
+    """
+    prompts = setup.saved_config(str(path), "training.resume").training.prompts_per_step
+    if r.cfg.training.prompts_per_step != prompts:
+        raise UserError(
+            f"{path} learns from {prompts} prompts an update, and this configuration from "
+            f"{r.cfg.training.prompts_per_step}; set training.batch_size={prompts}.\n"
+            "training.micro_batch_size then says how many of them are read at a time."
+        )
+    if before not in ("", now):
+        raise UserError(
+            f"{path} began with other training examples: the data has changed since, or how examples are chosen from it.\n"
+            "What it has trained on could count as held out. Put the data back, or start another run;\n"
+            f"training.init_from={path} begins it with what this one has learnt."
+        )
+
+
+def _told_apart(examples: Sequence[Example]) -> str:
+    """A text that other examples, or the same in another order, would not have."""
+    return hashlib.sha256(repr([(e.question, e.answer) for e in examples]).encode()).hexdigest()[:16]
 
 
 def counting_on(r: Run, path: Path) -> Run:
