@@ -158,15 +158,15 @@ def read_config(path: Path) -> DictConfig:
 
 def config_text(config: BaseModel) -> str:
     """As YAML that `read_config` reads, in which `${` stands for itself."""
-    return OmegaConf.to_yaml(OmegaConf.create(_escaped(config.model_dump(mode="json"))))
+    return OmegaConf.to_yaml(OmegaConf.create(escaped(config.model_dump(mode="json"))))
 
 
-def _escaped(value: Any) -> Any:
+def escaped(value: Any) -> Any:
     """Texts that OmegaConf takes literally: with a backslash before `${`, and two for each that stood there."""
     if isinstance(value, dict):
-        return {key: _escaped(part) for key, part in value.items()}
+        return {key: escaped(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [_escaped(part) for part in value]
+        return [escaped(part) for part in value]
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 

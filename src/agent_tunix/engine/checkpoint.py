@@ -49,7 +49,7 @@ def _named(folder: epath.Path, pattern: str) -> Iterator[epath.Path]:
             yield from _named(path, below) if below else (path,)
 
 
-type(epath.Path()).glob = _named  # type: ignore[method-assign]
+type(epath.Path()).glob = _named
 
 
 def _unless_late(hook: Callable[[Any], object], found: Any) -> None:

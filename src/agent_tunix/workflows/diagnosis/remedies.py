@@ -12,12 +12,14 @@ from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from agent_tunix.config.load import config_folder
+from agent_tunix.config.load import config_folder, escaped, search_path
 from agent_tunix.workflows.diagnosis.records import RunRecords
 from agent_tunix.workflows.display import shell_command
 
@@ -109,8 +111,8 @@ def value_text(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """In Hydra's quotes a backslash is itself, except before a quote."""
-    return "'" + re.sub(r"(\\+)\Z", r"\1\1", re.sub(r"(\\*)'", r"\1\1\'", text)) + "'"
+    """In Hydra's quotes a backslash is itself, except before a quote, and before `${`, which would be looked up."""
+    return "'" + re.sub(r"(\\+)\Z", r"\1\1", re.sub(r"(\\*)'", r"\1\1\'", escaped(text))) + "'"
 
 
 def own_overrides(config: Mapping[str, Any]) -> list[str]:
@@ -169,25 +171,34 @@ def _set_by(experiment: Path) -> dict[str, Any]:
 
 
 def _overrides_from(start: list[str], config: Mapping[str, Any]) -> list[str]:
-    wanted, shipped = leaves(config), shipped_leaves(*start)
+    wanted, shipped = leaves(config), composed_leaves(*start)
     groups = []
     for group, key, file in NAMED_GROUPS:
         name = wanted.get(key)
         if name != shipped.get(key) and (config_folder() / group / f"{file}{name}.yaml").is_file():
             groups.append(f"{group}={file}{name}")
     if groups:
-        shipped = shipped_leaves(*start, *groups)
+        shipped = composed_leaves(*start, *groups)
     changed = [f"{k}={value_text(v)}" for k, v in wanted.items() if k != RESUME and shipped.get(k) != v]
     return [*start, *groups, *changed, *(f"~{k}" for k in shipped if k not in wanted and _optional(k))]
 
 
+def composed_leaves(*overrides: str) -> dict[str, Any]:
+    """The leaves of the configuration that some overrides lead to here, where a user's own `conf` may come first."""
+    return _composed(tuple(search_path([])), overrides)
+
+
 @functools.lru_cache(maxsize=32)
-def shipped_leaves(*overrides: str) -> dict[str, Any]:
-    """The leaves of the shipped configuration under some overrides; Hydra, if it is at work, is left as it was."""
+def _composed(folders: tuple[Path, ...], overrides: tuple[str, ...]) -> dict[str, Any]:
+    """Hydra, if it is at work, is left as it was."""
     at_work = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        with initialize_config_dir(str(folders[0]), version_base="1.3"):
+            searched = GlobalHydra.instance().config_loader().get_search_path()
+            for folder in folders[1:]:
+                searched.append("command-line", f"file://{folder}", SearchPathQuery("main"))
+            GlobalHydra.instance().hydra.config_loader = ConfigLoaderImpl(searched)  # type: ignore[union-attr]
             return leaves(OmegaConf.to_container(compose("config", list(overrides)), resolve=True))
     finally:
         GlobalHydra.instance().hydra = at_work

@@ -9,7 +9,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from agent_tunix.workflows.diagnosis.records import RunRecords
-from agent_tunix.workflows.diagnosis.remedies import leaves, shipped_leaves, value_text
+from agent_tunix.workflows.diagnosis.remedies import composed_leaves, leaves, value_text
 
 UNSET = "not set"
 
@@ -37,6 +37,6 @@ def settings(runs: Sequence[RunRecords]) -> list[Setting]:
 def _shipped() -> dict[str, object]:
     """The defaults; without them (a `conf` folder that does not compose) nothing is marked."""
     try:
-        return shipped_leaves()
+        return composed_leaves()
     except (HydraException, OmegaConfBaseException):
         return {}

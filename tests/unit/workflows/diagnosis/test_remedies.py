@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from made_up_runs import FLAT_REWARD, changed, run_of
 from omegaconf import OmegaConf
 
+from agent_tunix.config import load
 from agent_tunix.config.load import config_folder
 from agent_tunix.workflows import doctor
 from agent_tunix.workflows.diagnosis import optimizer, remedies
@@ -63,7 +64,7 @@ def test_overrides_are_not_sought_for_a_run_that_nothing_is_said_of(config, tmp_
 
 
 def test_overrides_are_found_inside_a_job_of_hydra_too(config):
-    remedies.shipped_leaves.cache_clear()
+    remedies._composed.cache_clear()
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         assert own_overrides(config) == ["+experiment=quick_test"]
         assert compose("config", ["+experiment=quick_test"]).seed == config["seed"]
@@ -97,9 +98,29 @@ def test_no_experiment_leads_there_in_fewer_words(given):
 def test_an_experiment_that_cannot_be_read_is_no_way(broken, config, tmp_path, monkeypatch):
     shutil.copytree(config_folder(), tmp_path / "conf")
     (tmp_path / "conf/experiment/quick_test.yaml").write_bytes(broken)
-    monkeypatch.setattr(remedies, "config_folder", lambda: tmp_path / "conf")
-    remedies.shipped_leaves.cache_clear()
+    for module in (remedies, load):
+        monkeypatch.setattr(module, "config_folder", lambda: tmp_path / "conf")
+    remedies._composed.cache_clear()
     found = own_overrides(config)
-    remedies.shipped_leaves.cache_clear()
+    remedies._composed.cache_clear()
     assert "model=gemma3_tiny" in found
     assert "+experiment=quick_test" not in found
+
+
+def test_a_file_of_the_users_own_that_comes_first_is_counted_in(config, tmp_path, monkeypatch):
+    """Pasted where it was printed, the command gives the run's configuration and not that of the user's file."""
+    (tmp_path / "conf" / "optimizer").mkdir(parents=True)
+    shipped = (config_folder() / "optimizer" / "adamw.yaml").read_text()
+    decay = f"weight_decay: {config['optimizer']['weight_decay']}"
+    assert decay in shipped
+    (tmp_path / "conf" / "optimizer" / "adamw.yaml").write_text(shipped.replace(decay, "weight_decay: 0.05"))
+    assert not any("weight_decay" in override for override in own_overrides(config))
+    monkeypatch.chdir(tmp_path)
+    assert f"optimizer.weight_decay={config['optimizer']['weight_decay']}" in own_overrides(config)
+
+
+@pytest.mark.parametrize("text", ["${x}", "a \\${oc.env:HOME}", "it's ${x} \\\\${y}\\", "~", "\\"])
+def test_a_text_is_what_hydra_makes_of_it(text):
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        composed = compose("config", [f"data.system_prompt={value_text(text)}"])
+        assert OmegaConf.to_container(composed, resolve=True)["data"]["system_prompt"] == text
