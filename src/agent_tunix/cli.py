@@ -23,7 +23,7 @@ from agent_tunix.config.continuation import anchored, refuse_other_folder, resum
 from agent_tunix.config.launch import Launch, launched
 from agent_tunix.config.load import C, did_you_mean, hydra_arguments, search_path, validate
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
-from agent_tunix.config.screen import Screen
+from agent_tunix.config.screen import Screen, unhindered
 from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 from agent_tunix.engine import lifeline
 from agent_tunix.errors import DivergenceError, StoppedError, UserError, insist_on_interrupts, interrupts_put_off, mistake_of
@@ -230,7 +230,8 @@ def answering() -> Iterator[None]:
     """Shows what the user can mend as a message, without a traceback, and exits with its code."""
     insist_on_interrupts()
     try:
-        yield
+        with unhindered():
+            yield
     except (Exception, KeyboardInterrupt) as fault:
         if (of_user := mistake_of(fault)) is None:
             raise
@@ -250,13 +251,16 @@ def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> No
     first, *more = search_path(sys.argv[1:])
     sys.argv[1:] = hydra_arguments(sys.argv[1:], *more)
 
+    asked_to_stop: list[int] = []
+
     def job(composed: DictConfig) -> float | None:
         of_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
         with answering():  # here too: Hydra would print the overrides before it passes a mistake on
             try:
-                with interrupts_put_off():
-                    import jax  # noqa: F401 (which every task is about to)
-                return task(composed)
+                with interrupts_put_off():  # while JAX is loaded
+                    from agent_tunix.engine.guard import Interruption
+                asked_to_stop.append(Interruption.requests)
+                return task(composed) if asked_to_stop[-1] == asked_to_stop[0] else None  # Ctrl-C is for all jobs
             except DivergenceError as fault:
                 if not of_sweep:
                     raise

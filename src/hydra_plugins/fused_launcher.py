@@ -112,7 +112,14 @@ class NoteFolders(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         with contextlib.suppress(OmegaConfBaseException):
-            folders.note(Path(config.hydra.sweep.dir) / folders.MULTIRUN)
+            folder = Path(config.hydra.sweep.dir)
+            folders.note(folder / folders.MULTIRUN)
+            if folder.is_dir():
+                from agent_tunix.cli import answering
+                from agent_tunix.workflows.setup import refuse_others
+
+                with answering():  # Hydra would only warn of a fault
+                    refuse_others(folder, "sweep.json")
 
 
 class CloseSweep(Callback):

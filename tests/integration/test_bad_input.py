@@ -10,7 +10,9 @@ import sys
 
 import pytest
 
+from agent_tunix.engine.guard import Interruption
 from agent_tunix.models.sources import find_checkpoint
+from agent_tunix.workflows import lr_find
 
 LONG_RUNS = True
 TINY = ["model=gemma3_tiny", "training.num_batches=2", "training.micro_batch_size=2", "evaluation.num_examples=8"]
@@ -195,3 +197,32 @@ def test_a_sweep_over_nothing_is_refused(command, tmp_path, swept):
     outcome = command("train", "--multirun", "+experiment=quick_test", swept)
     assert (outcome.code, "There is no job to run" in outcome.err) == (2, True), outcome.err
     assert not list(tmp_path.glob("multirun/*/*/"))
+
+
+def test_a_sweep_of_any_verb_is_not_put_into_a_run(command, write_run, tmp_path):
+    """It would leave a sweep's index there, by which the run is taken for a sweep."""
+    write_run(tmp_path / "out")
+    there = sorted((tmp_path / "out").rglob("*"))
+    outcome = command("lr-find", "--multirun", *TINY, "seed=1,2", "hydra.sweep.dir=out")
+    assert (outcome.code, outcome.err) == (2, "out holds a run; choose another folder.\n")
+    assert sorted((tmp_path / "out").rglob("*")) == there
+
+
+@pytest.mark.parametrize("options", [["--multirun", "seed=1,2", "--cfg", "job"], ["--run", "--multirun", "seed=1,2"]])
+def test_options_that_exclude_each_other_are_told_of(command, options):
+    outcome = command("train", *TINY, *options)
+    assert outcome.code == 2
+    assert outcome.err.startswith("Only one of --run, --multirun, --cfg")
+
+
+def test_an_interruption_is_for_all_jobs_of_a_sweep(command, monkeypatch):
+    begun = []
+
+    def interrupted(cfg, *_) -> None:
+        begun.append(cfg.seed)
+        Interruption.requests += 1
+
+    monkeypatch.setattr(lr_find, "run", interrupted)
+    monkeypatch.setattr(Interruption, "requests", 5, raising=True)  # those of earlier commands do not count
+    assert command("lr-find", "--multirun", *TINY, "seed=1,2,3").code == 0
+    assert begun == [1]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import select
 import sys
+from collections.abc import Iterator
 
 from rich.console import Console
 
@@ -20,6 +24,29 @@ class Screen(Console):
     def on_broken_pipe(self) -> None:
         self.quiet = True
         send_nowhere(sys.stdout.fileno())  # what Python itself still holds back comes at the end
+
+
+@contextlib.contextmanager
+def unhindered() -> Iterator[None]:
+    """What is printed never ends a command: not a sign that the terminal's encoding lacks, nor a reader who has left."""
+    for output in (sys.stdout, sys.stderr):
+        if isinstance(output, io.TextIOWrapper):
+            output.reconfigure(errors="replace")
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_left():  # it is another pipe's
+            raise
+        send_nowhere(sys.stdout.fileno())
+        sys.exit(0)
+
+
+def _reader_left() -> bool:
+    """Whether what is printed goes into a pipe that no one reads from any more."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)  # faults are told though they are not asked for
+    return bool(output.poll(0))
 
 
 def send_nowhere(*outputs: int) -> None:

@@ -72,6 +72,8 @@ class Interruption:
     the system and from a shell, and nothing can be written to the terminal any more.
     """
 
+    requests = 0  # of this process, so far
+
     def __enter__(self) -> Interruption:
         self.requested = False
         self._terminals = [output for output in OUTPUTS if os.isatty(output)]
@@ -86,6 +88,7 @@ class Interruption:
 
     def _request(self, number: int, _: object) -> None:
         self.requested = True
+        Interruption.requests += 1
         self.__exit__()
         if number == signal.SIGHUP:
             signal.signal(number, signal.SIG_IGN)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -33,6 +34,37 @@ def test_a_command_goes_on_when_no_one_reads_what_it_prints(someone_reads):
         if someone_reads:
             assert command.stdout.read() == "0\n1\nby Python itself\n"
     assert command.returncode == 0
+
+
+UNHINDERED = """
+import os, sys
+from agent_tunix.config.screen import unhindered
+with unhindered():
+    print("begun ½")
+    sys.stdin.readline()
+    {action}
+"""
+
+
+@pytest.mark.parametrize(
+    ("action", "code"),
+    [("print(1, flush=True)", 0), ("print(1)", 0), ("raise BrokenPipeError('of another')", 1)],
+    ids=["at once", "at its end", "elsewhere"],
+)
+def test_a_reader_who_has_left_ends_what_is_only_printed_quietly(action, code):
+    """By Hydra, say, whose help is long. A pipe that broke elsewhere is not taken for it."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    program = [sys.executable, "-c", UNHINDERED.format(action=action)]
+    with subprocess.Popen(program, text=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, **pipes) as command:
+        if code == 0:
+            command.stdout.close()
+        command.stdin.write("\n")
+        command.stdin.close()
+        said = command.stderr.read()
+        if code:
+            assert command.stdout.read() == "begun ?\n", "a sign that the encoding lacks"
+    assert command.returncode == code
+    assert ("BrokenPipeError: of another" in said) if code else not said
 
 
 def test_what_a_user_has_written_is_shown_as_it_is():

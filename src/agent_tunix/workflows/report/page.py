@@ -12,6 +12,7 @@ import hashlib
 import html
 import json
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from rich.console import Console
 
 from agent_tunix.engine.metrics import Record, replace_text
 from agent_tunix.errors import UserError
-from agent_tunix.workflows.display import say
+from agent_tunix.workflows.display import say, shell_command
 from agent_tunix.workflows.report.contents import contents
 
 USAGE = "usage: agent-tunix report <run, sweep or tune folder>"
@@ -52,7 +53,8 @@ def report_on(folder: Path, say: Callable[[str], None]) -> None:
     try:
         write_report(folder)
     except Exception as fault:  # the result stands; the command below shows the fault whole
-        say(f"warning: no report.html ({type(fault).__name__}: {fault}); see: agent-tunix report {folder}")
+        again = f"{shell_command('report')} {shlex.quote(str(folder))}"
+        say(f"warning: no report.html ({type(fault).__name__}: {fault}); see: {again}")
 
 
 def render(folder: Path) -> str:
