@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import gzip
 import io
+import itertools
 import json
 import math
 import os
@@ -27,6 +28,7 @@ from agent_tunix.errors import UserError
 
 Numbered = Iterator[tuple[int, Any]]
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+SHARD = re.compile(r"-[0-9]{5}-of-([0-9]{5})\Z")  # of a split in several files, as the hub names them
 EXTRA = "pip install 'agent-tunix[datasets]'"
 SHORT_FLOATS = {"halffloat": np.float16, "float": np.float32}  # by Arrow's names
 
@@ -130,11 +132,16 @@ def _open(place: str, subset: str | None, name: str, fmt: RowFormat) -> tuple[st
     if path.is_file():
         return (str(path), _read(path, fmt)) if name == "train" else None
     if path.is_dir():
-        files = [file for file in sorted(path.iterdir()) if file.name.split(".")[0] == name and _reader(file, fmt)]
-        if len(files) > 1:
+        stems = {file: file.name.split(".")[0] for file in sorted(path.iterdir()) if _reader(file, fmt)}
+        files = [file for file, stem in stems.items() if SHARD.sub("", stem) == name]
+        parts = {int(shard[1]) if (shard := SHARD.search(stems[file])) else 1 for file in files}
+        if files and parts != {len(files)}:
             named = ", ".join(file.name for file in files)
-            raise UserError(f"data.path={place}: its {name} split could be any of {named}; leave one of them there.")
-        return (str(files[0]), _read(files[0], fmt)) if files else None
+            raise UserError(
+                f"data.path={place}: its {name} split could be any of {named}; leave one of them, or all its parts."
+            )
+        rows = itertools.chain.from_iterable(_read(file, fmt) for file in files)
+        return (", ".join(map(str, files)), rows) if files else None
     if not REPOSITORY.fullmatch(place) or _reader(path, fmt):
         raise UserError(f"data.path={place}: there is no such file or folder ({path.absolute()}).")
     return _from_hub(place, subset, name)

@@ -82,7 +82,7 @@ def _advice(r: Run, status: str, fault: str, path: Path) -> list[str]:
     if cfg.training.method == "supervised":
         kept = less(overrides_without_experiment(cfg.model_dump(mode="json")), *HOW_TO_LEARN)
         return [join([*kept, f"training.init_from={value_text(str(path))}"]), evaluate, export, examine]
-    if cfg.model.model_size == "tiny":
+    if (cfg.model.weights, cfg.data.source) == ("package:tiny", "arithmetic"):
         rates = "optimizer.learning_rate=1e-7,1e-6,1e-5,1e-4"
         return [evaluate, examine, join(["+experiment=control"]), join(["+experiment=quick_test", "--multirun", rates])]
     return [evaluate, export, examine]

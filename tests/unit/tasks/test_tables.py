@@ -68,6 +68,18 @@ def test_a_folder_has_a_file_for_training_and_one_for_the_test(tmp_path, suffix)
     assert read_rows(str(tmp_path), None, "test", 0.5, PLAIN)[0][0].answer == "ü"
 
 
+def test_a_split_may_lie_in_parts_as_the_hub_names_them(tmp_path):
+    for split, parts in {"train": 3, "test": 1}.items():
+        for part in range(parts):
+            name = f"{split}-{part:05d}-of-{parts:05d}.jsonl"
+            (tmp_path / name).write_text(lines({"question": f"{split}, {part}", "answer": "7"}))
+    assert sorted(questions(tmp_path, "train", 1.0)) == ["train, 0", "train, 1", "train, 2"]
+    assert questions(tmp_path, "test", 1.0) == ["test, 0"]
+    (tmp_path / "train-00001-of-00003.jsonl").unlink()
+    with pytest.raises(UserError, match="leave one of them, or all its parts"):
+        questions(tmp_path, "train", 1.0)
+
+
 def test_a_folder_with_two_files_for_one_split_is_refused(tmp_path):
     """One of them would be read, and the other not, without a word."""
     for name in ("train.csv", "train.jsonl"):
