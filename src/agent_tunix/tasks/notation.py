@@ -17,23 +17,24 @@ from fractions import Fraction
 BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
 WIDE = {code + 0xFEE0: code for code in range(ord("!"), ord("~") + 1)}  # East Asian texts have ASCII once more
 DASHES = dict.fromkeys(map(ord, "−–‐‑"), "-")
-VULGAR = re.compile("[¼-¾⅐-⅞]")
 CURRENCY = r"(?:[A-Z]{0,3}[$€£¥₹₩₽₺₫₪₦฿]|[A-Z]{3}\b)"
 POWER = r"10\s*\^\s*(?:\{\s*([-+]?[0-9]{1,3})\s*\}|([-+]?[0-9]{1,3}))"
-REWRITTEN: list[
-    tuple[str, str | Callable[[re.Match[str]], str]]
-] = [  # in this order, what is written in several ways becomes what is written in one
+Replacement = str | Callable[[re.Match[str]], str]
+# In this order, what is written in several ways becomes what is written in one.
+REWRITTEN: list[tuple[str, Replacement]] = [
     (r"\\(?:text|mathrm|mbox|textbf|mathbf)\s*\{([^{}]*)\}", r" \1 "),
     (r"\\(?:left|right|!)|\\,", ""),
     (r"(?<=\\sqrt)\s*([0-9])(?![0-9])", r"{\1}"),
     (r"(?<=[0-9])(?=\\[dt]?frac|[¼-¾⅐-⅞])", " "),  # of a mixed number
     (r"\\[dt]?frac\s*(?:\{([^{}]*)\}|([0-9]))\s*(?:\{([^{}]*)\}|([0-9]))", r"\1\2/\3\4"),  # \frac12 is LaTeX too
     (r"\\([$%])", r"\1"),
-    (VULGAR.pattern, lambda sign: unicodedata.normalize("NFKC", sign[0]).replace("⁄", "/")),
+    ("[¼-¾⅐-⅞]", lambda sign: unicodedata.normalize("NFKC", sign[0]).replace("⁄", "/")),
     (r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))", ""),  # a plain space may stand between two numbers
     (r"\{,\}", ","),
     (r"\^\s*\{?\s*\\circ\s*\}?|°", " degrees"),
     (rf"(?<=[0-9])\s*(?:\\times|\\cdot|[×·*x])\s*{POWER}", r"e\1\2"),
+    (r">=|\\geq?(?![a-z])", "≥"),
+    (r"<=|\\leq?(?![a-z])", "≤"),
     (r"[-=]>|→|\\(?:right|Right)arrow", "="),  # what stands behind it is stated
     (rf"(?i:\bnegative)\s+(?={CURRENCY}?\s?[0-9.])", "-"),
     # A minus apart from its number, but not one that subtracts: at the beginning, or after what opens something.
@@ -50,12 +51,12 @@ NUMBER = re.compile(  # the exponent of a unit, as in m^2, is none
 )
 # What makes a number a part of an expression: a function or an operator before it; an operator or a variable after it.
 BEFORE = re.compile(
-    r"(?:sqrt(?:\[[0-9]+\])?|log|ln|sin|cos|tan|[√<>≤≥|±^_×÷])[\s({]*\Z"
+    r"(?:\b(?:sqrt(?:\[[0-9]+\])?|log|ln|sin|cos|tan)|[√<>≤≥|±^_×÷])[\s({]*\Z"
     r"|(?:[\d)}π]|\b[a-z]|pi)\s*[-+/]\s*\Z"
-)  # fmt: skip
+)
 AFTER = re.compile(
     r"\s*(?:[\^_×÷·√π<>≤≥±|]|\*\s?[\d(\\a-z]|[-+/]\s?(?:[\d(\\.]|[a-z]\b))"
-    r"|\s*(?:\\(?:times|cdot|div|pi|sqrt|pm|[lg]eq?)|(?:pi|sqrt)\b)"
+    r"|\s*(?:\\(?:times|cdot|div|pi|sqrt|pm)|(?:pi|sqrt)\b)"
     r"|[bdeikopqruxyz](?![a-zA-Z])"
 )
 HALF_OPEN = re.compile(r"\(.*\]|\[.*\)")

@@ -171,6 +171,8 @@ def test_same_and_near(found, truth, same, near):
         ("5 = 2+3", "5", True),
         ("18 (15+3)", "18", True),
         ("Answer - 5", "5", True),
+        ("of kiln 5", "5", True),
+        (r"x \geq 2", "x >= 2", True),
         ("3/4/5", "3/4", False),
         ("1/0", "1", False),
     ],
@@ -191,7 +193,21 @@ def test_a_minus_is_seen_however_it_is_written(minus_five):
     assert not answers.same_answer(minus_five, "5")
 
 
-EXPRESSIONS = [r"\sqrt{3}", r"\frac{\pi}{4}", r"2\pi", "3x", "5k", "|-2|", "101_2", "x<2", "(1,2]", "10^5", "3+4i", "5-1"]
+EXPRESSIONS = [
+    r"\sqrt{3}",
+    r"\frac{\pi}{4}",
+    r"2\pi",
+    "3x",
+    "5k",
+    "|-2|",
+    "101_2",
+    "x<2",
+    "x >= 2",
+    "(1,2]",
+    "10^5",
+    "3+4i",
+    "5-1",
+]
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
