@@ -126,6 +126,10 @@ def test_peft_folder_has_names_and_shapes_of_peft(command, trained):
     assert shapes["base_model.model.model.layers.3.mlp.down_proj.lora_B.weight"] == (128, 16)
     assert len(shapes) == 2 * 7 * 4
     assert len({file.stat().st_mode for file in folder.iterdir()}) == 1, "whoever reads one file reads all"
+    assert command("export", "run=run", "step=1", "dtype=bfloat16", "output=short").code == 0
+    whole, short = (load_file(trained.parent / name / "adapter_model.safetensors") for name in ("adapter", "short"))
+    assert {value.dtype for value in short.values()} == {jnp.dtype("bfloat16")}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b.astype(np.float32), rtol=2**-8), whole, short)
 
 
 def test_mistakes_are_explained_and_leave_nothing_behind(command, trained, tmp_path):

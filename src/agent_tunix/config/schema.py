@@ -293,5 +293,5 @@ class ExportConfig(Section):
         description="Folder to write, which must not exist; null: exports/<format>-<step> in the run."
     )
     dtype: Literal["float32", "bfloat16"] = Field(
-        description="Type of merged weights; bfloat16 halves the files and rounds the smallest changes away."
+        description="Type of what is written; bfloat16 halves the files and rounds the smallest changes away."
     )

@@ -100,7 +100,7 @@ def load_rows(cfg: Config, split: str, limit: int | None, notice: Notice) -> lis
     if not rows:
         raise UserError(
             f"training.train_fraction={fraction:g} leaves no example of {cfg.data.path} to validate with; "
-            "give more rows, or lower it."
+            "give more rows, of which it takes at least two, or lower it."
         )
     return rows
 

@@ -54,7 +54,7 @@ def run(cfg: ExportConfig, console: Console) -> Path:
         raise UserError(f"{output} exists already; delete it, or choose another folder with output=<folder>.")
     with _appearing_whole(output) as folder:
         if cfg.format == "peft":
-            _write_peft(folder, checkpoint, trained, trainable)
+            _write_peft(folder, checkpoint, trained, trainable, cfg.dtype)
             hint = f"PeftModel.from_pretrained(base, {json.dumps(str(output))})"
             hint += "" if _is_huggingface(checkpoint) else ", where base is the same model in Hugging Face's layout"
         else:
@@ -86,7 +86,7 @@ def _appearing_whole(output: Path) -> Iterator[Path]:
         raise UserError(f"{output} could not be written: {fault}") from fault
 
 
-def _write_peft(folder: Path, checkpoint: Path, trained: Config, trainable: Trainable) -> None:
+def _write_peft(folder: Path, checkpoint: Path, trained: Config, trainable: Trainable, dtype: str) -> None:
     """adapter_config.json and adapter_model.safetensors, A as [rank, in] and B as [out, rank]."""
     if not isinstance(trainable, Adapters):
         raise UserError("format=peft: this run trained all weights and has no adapters; use format=merged.")
@@ -99,8 +99,9 @@ def _write_peft(folder: Path, checkpoint: Path, trained: Config, trainable: Trai
         for layer in range(len(trainable.a[module])):
             name = huggingface_name(layer, module)
             name = name.replace("model.", "model.language_model.", 1) if multimodal else name
-            tensors[f"base_model.model.{name}.lora_A.weight"] = np.ascontiguousarray(trainable.a[module][layer].T)
-            tensors[f"base_model.model.{name}.lora_B.weight"] = np.ascontiguousarray(trainable.b[module][layer].T)
+            for letter, stacked in (("A", trainable.a), ("B", trainable.b)):
+                matrix = np.ascontiguousarray(stacked[module][layer].T, jnp.dtype(dtype))
+                tensors[f"base_model.model.{name}.lora_{letter}.weight"] = matrix
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     from_hub = is_remote(trained.model.weights) and not trained.model.weights.startswith(KAGGLE)
     alpha = trained.model.lora_alpha
