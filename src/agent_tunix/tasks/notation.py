@@ -59,7 +59,7 @@ AFTER = re.compile(
     r"|\s*(?:\\(?:times|cdot|div|pi|sqrt|pm)|(?:pi|sqrt)\b)"
     r"|[bdeikopqruxyz](?![a-zA-Z])"
 )
-HALF_OPEN = re.compile(r"\(.*\]|\[.*\)")
+WHOLE = re.compile(r"\(.*\]|\[.*\)|[0-9]+!")  # an interval that is half open; a factorial
 SPELLING = re.compile(r"[\s\\{}*·]|cdot|times")
 
 remembered = functools.lru_cache(1024)  # a truth is compared with all completions of its group, by several measures
@@ -98,7 +98,7 @@ def shape(text: str) -> str:
         return ""
     by_zero = first["divisor"] is not None and not _exact(first["divisor"])
     part_of_one = BEFORE.search(text, 0, first.start()) or AFTER.match(text, first.end()) or by_zero
-    if not part_of_one and not HALF_OPEN.fullmatch(text.strip()):
+    if not part_of_one and not WHOLE.fullmatch(text.strip()):
         return ""
     return SPELLING.sub("", NUMBER.sub("#", text).casefold()).rstrip(".")
 
