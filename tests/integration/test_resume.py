@@ -255,6 +255,17 @@ def test_an_interrupted_run_rolls_back_to_where_it_would_have(command, resume, t
     assert records(tmp_path / "run", "metrics.jsonl") == records(tmp_path / "straight", "metrics.jsonl")
 
 
+def test_a_run_that_is_made_longer_rolls_back_to_its_end(command, straight, tmp_path):
+    """Which no interval has made due, and which holds all that was learnt."""
+    shutil.copytree(straight, tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoints" / str(STEPS)).is_dir()
+    changed = ["training.num_epochs=2", "training.on_divergence=rollback", "training.max_kl=1e-12"]
+    outcome = command("train", "training.resume=run", *changed, "training.save_interval_steps=100")
+    assert outcome.code == 3
+    assert f"back to step {STEPS}" in outcome.out
+    assert (tmp_path / "run" / "checkpoints" / str(STEPS)).is_dir()
+
+
 def test_a_finished_run_stays_as_it_is_and_its_seconds_add_up(straight, command):
     before = (straight / "metrics.jsonl").read_text()
     summary = json.loads((straight / "summary.json").read_text())

@@ -34,7 +34,8 @@ def unhindered() -> Iterator[None]:
             output.reconfigure(errors="replace")
     try:
         yield
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as it is where it was closed from the beginning
+            sys.stdout.flush()
     except BrokenPipeError:
         if not _reader_left():  # it is another pipe's
             raise
@@ -44,6 +45,8 @@ def unhindered() -> Iterator[None]:
 
 def _reader_left() -> bool:
     """Whether what is printed goes into a pipe that no one reads from any more."""
+    if sys.stdout is None:
+        return False
     output = select.poll()
     output.register(sys.stdout.fileno(), 0)  # faults are told though they are not asked for
     return bool(output.poll(0))

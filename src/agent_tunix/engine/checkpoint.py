@@ -156,6 +156,20 @@ class Checkpoints:
                 raise
             raise self._unreadable(step, fault) from fault
 
+    def last_due(self) -> int | None:
+        """The last step that was not saved midway, if there is one: a run that rolls back does so as if nothing had
+        interrupted it.
+        """
+        self.settle()
+        return next((step for step in reversed(self.steps()) if not self._midway(step)), None)
+
+    def _midway(self, step: int) -> bool:
+        try:
+            found = self._manager.restore(step, args=ocp.args.Composite(progress=ocp.args.JsonRestore()))
+            return Progress.from_json(found.progress).midway
+        except Exception:  # to restore it will fail too, and say why
+            return False
+
     def forget_after(self, step: int) -> None:
         """Deletes what was saved later: the run went back to that step, and will come by another way."""
         self.settle()

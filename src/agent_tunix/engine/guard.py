@@ -26,7 +26,8 @@ OUTPUTS = (1, 2)  # the system's numbers of standard output and standard error
 class Progress:
     """How far a run has come in its data, and what the guard has done; it is saved with every checkpoint.
 
-    `data` tells the examples that it learns from, in their order, from any others.
+    `data` tells the examples that it learns from, in their order, from any others. `midway` says that it was saved because
+    the run was interrupted or came to rest, and not because it was due or at its end.
     """
 
     position: int = 0
@@ -34,12 +35,14 @@ class Progress:
     skipped: tuple[int, ...] = ()
     rollbacks: tuple[dict[str, Any], ...] = ()
     data: str = ""
+    midway: bool = False
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> Progress:
         """What `dataclasses.asdict` wrote; JSON knows lists only. Raises a TypeError or KeyError for anything else."""
         position, rate_scale = operator.index(saved["position"]), saved["rate_scale"] * 1.0
-        return cls(position, rate_scale, tuple(saved["skipped"]), tuple(saved["rollbacks"]), str(saved.get("data", "")))
+        later = str(saved.get("data", "")), saved.get("midway") is True  # which earlier versions did not save
+        return cls(position, rate_scale, tuple(saved["skipped"]), tuple(saved["rollbacks"]), *later)
 
     def advanced(self) -> Progress:
         return dataclasses.replace(self, position=self.position + 1)

@@ -14,15 +14,17 @@ from agent_tunix.models.kaggle import is_orbax
 CONFIG, GENERATION = "tokenizer_config.json", "generation_config.json"
 TEMPLATES = {"chat_template.jinja", "chat_template.json"}
 COPIED = (tk.JSON, tk.MODEL, CONFIG, GENERATION, "special_tokens_map.json", "added_tokens.json", *sorted(TEMPLATES))
-# Gemma's turns, for a checkpoint that comes without a template: a system message is the head of the user's turn, as in
-# `tasks.prompts.chat_prompt`, and a content may be text or, as some clients send it, a list of parts.
+# Gemma's turns, for a checkpoint that comes without a template: a system message before others is the head of the user's
+# turn, as in `tasks.prompts.chat_prompt`, and a content may be text or, as some clients send it, a list of parts.
 CHAT_TEMPLATE = (
-    "{% macro text(content) %}{% if content is string %}{{ content }}{% else %}"
+    "{% macro text(content) %}{% if content is string %}{{ content }}{% elif content %}"
     "{% for part in content %}{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}"
     "{% endif %}{% endmacro %}"
-    "{{ bos_token }}{% for message in messages %}{% if message['role'] != 'system' %}"
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if not (loop.first and message['role'] == 'system' and not loop.last) %}"
     "<start_of_turn>{{ 'model' if message['role'] in ['assistant', 'model'] else 'user' }}\n"
-    "{% if loop.index0 == 1 and messages[0]['role'] == 'system' %}{{ text(messages[0]['content']) + '\n\n' }}{% endif %}"
+    "{% if loop.index0 == 1 and messages[0]['role'] == 'system' and messages[0]['content'] %}"
+    "{{ text(messages[0]['content']) + '\n\n' }}{% endif %}"
     "{{ text(message['content']) | trim }}<end_of_turn>\n"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from agent_tunix.tasks.notation import NUMBER, plain, remembered, shape, unit, values
+from agent_tunix.tasks.notation import FACTORIAL, NUMBER, in_expression, plain, remembered, spelt, unit, values
 from agent_tunix.tasks.prompts import ANSWER, REASONING
 
 _FORMAT = re.compile(
@@ -49,7 +49,7 @@ def last_number(text: str) -> Fraction | None:
 def only_number(text: str) -> Fraction | None:
     """The number that a truth is; None where it is an expression, several numbers or words alone."""
     stated = values(_statement(text))
-    return stated[0] if len(stated) == 1 and not shape(_statement(text)) else None
+    return stated[0] if len(stated) == 1 and not _expression(text) else None
 
 
 def same_answer(found: str, truth: str) -> bool:
@@ -58,18 +58,18 @@ def same_answer(found: str, truth: str) -> bool:
         return True
     if not same_numbers(found, truth):
         return False
-    wanted = unit(plain(truth))
-    return not wanted or shape(_statement(truth)) != "" or unit(plain(found)) in ("", wanted)
+    wanted = "" if _expression(truth) else unit(plain(truth))
+    return not wanted or unit(plain(found)) in ("", wanted)
 
 
 def same_numbers(found: str, truth: str) -> bool:
     """Whether an answer states the truth's number; where that has several, as (2, 3) or 9:45 has, all in their order."""
+    if _expression(truth):
+        return _holds(spelt(plain(found)), spelt(_statement(truth)))
     wanted, stated = values(_statement(truth)), values(_statement(found))
-    expression = shape(_statement(truth))
-    if expression != shape(_statement(found)):
+    if in_expression(_statement(found)):
         return False
-    if len(wanted) == 1 and not expression:
-        stated = stated[:1]
+    stated = stated[:1] if len(wanted) == 1 else stated
     return bool(wanted) and len(stated) == len(wanted) and all(map(same_number, stated, wanted))
 
 
@@ -87,7 +87,17 @@ def near(found: Fraction | None, truth: Fraction | None) -> bool:
 def _statement(text: str) -> str:
     """What an answer says at last: behind its last equals sign that a number by itself follows, or any number; or all."""
     parts = [part for part in plain(text).split("=") if NUMBER.search(part)]
-    return next((part for part in reversed(parts) if not shape(part)), parts[-1] if parts else plain(text))
+    return next((part for part in reversed(parts) if not in_expression(part)), parts[-1] if parts else plain(text))
+
+
+def _expression(truth: str) -> bool:
+    """Whether a truth is an expression. In an answer a sign that follows a number may as well be an exclamation."""
+    return in_expression(_statement(truth)) or FACTORIAL.fullmatch(truth.strip()) is not None
+
+
+def _holds(text: str, expression: str) -> bool:
+    """Whether a text has an expression in it that is not part of a longer one."""
+    return re.search(rf"(?<![\w^_+*/(.-]){re.escape(expression)}(?![\w^_*/(])(?!-[\w(])", text) is not None
 
 
 def _words(text: str) -> str:

@@ -28,7 +28,7 @@ from agent_tunix.errors import UserError
 
 Numbered = Iterator[tuple[int, Any]]
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-SHARD = re.compile(r"-[0-9]{5}-of-([0-9]{5})\Z")  # of a split in several files, as the hub names them
+SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}\Z")  # of a split in several files, as the hub names them
 EXTRA = "pip install 'agent-tunix[datasets]'"
 SHORT_FLOATS = {"halffloat": np.float16, "float": np.float32}  # by Arrow's names
 
@@ -134,8 +134,7 @@ def _open(place: str, subset: str | None, name: str, fmt: RowFormat) -> tuple[st
     if path.is_dir():
         stems = {file: file.name.split(".")[0] for file in sorted(path.iterdir()) if _reader(file, fmt)}
         files = [file for file, stem in stems.items() if SHARD.sub("", stem) == name]
-        parts = {int(shard[1]) if (shard := SHARD.search(stems[file])) else 1 for file in files}
-        if files and parts != {len(files)}:
+        if files and not _all_parts([file.name[len(name) :] for file in files]):
             named = ", ".join(file.name for file in files)
             raise UserError(
                 f"data.path={place}: its {name} split could be any of {named}; leave one of them, or all its parts."
@@ -145,6 +144,13 @@ def _open(place: str, subset: str | None, name: str, fmt: RowFormat) -> tuple[st
     if not REPOSITORY.fullmatch(place) or _reader(path, fmt):
         raise UserError(f"data.path={place}: there is no such file or folder ({path.absolute()}).")
     return _from_hub(place, subset, name)
+
+
+def _all_parts(endings: list[str]) -> bool:
+    """Whether files that are called a split, with these endings, are all its parts and nothing else; or the only one."""
+    count, suffix = len(endings), endings[0].partition(".")[2]
+    wanted = [f"-{part:05d}-of-{count:05d}.{suffix}" for part in range(count)]
+    return endings == wanted or (count == 1 and SHARD.search(endings[0].partition(".")[0]) is None)
 
 
 def _read(file: Path, fmt: RowFormat) -> Numbered:

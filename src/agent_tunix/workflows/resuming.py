@@ -27,7 +27,7 @@ def restored(r: Run, path: Path, checkpoints: Checkpoints, fresh: TrainState, no
         state, saved_progress = checkpoints.restore(fresh)
         _check(r, path, int(state.step), saved_progress.position)
         _check_data(r, path, saved_progress.data, progress.data)
-        progress = dataclasses.replace(saved_progress, data=progress.data)
+        progress = dataclasses.replace(saved_progress, data=progress.data, midway=False)
     saved = int(state.step)
     if (lost := last_step(path) - saved) > 0:
         notice(f"Saved up to step {saved}: {counted(lost, 'update')} recorded after it will be made again.")
@@ -77,7 +77,7 @@ def _check_data(r: Run, path: Path, before: str, now: str) -> None:
 
 def _told_apart(examples: Sequence[Example]) -> str:
     """A text that other examples, or the same in another order, would not have."""
-    return hashlib.sha256(repr([(e.question, e.answer) for e in examples]).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr([(e.question, e.answer, e.worked) for e in examples]).encode()).hexdigest()[:16]
 
 
 def counting_on(r: Run, path: Path) -> Run:

@@ -147,7 +147,8 @@ def _in_folder(
 def _finish(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Conversation[tuple[str, list[Record]]]:
     """Saves the last state, and evaluates it unless the run was interrupted; returns its status and a few completions."""
     completed, paused = progress.position == r.plan.total_batches, desk.rests(int(state.step))
-    desk.later(partial(desk.checkpoints.save, state, progress, used_up=False))
+    last = dataclasses.replace(progress, midway=not completed)
+    desk.later(partial(desk.checkpoints.save, state, last, used_up=False))
     if jax.process_count() > 1:  # they wait for each other by their devices, which must have nothing else to do
         desk.catch_up()
     after: list[Record] = []
@@ -217,7 +218,7 @@ def recover(r: Run, state: TrainState, progress: Progress, fault: str, desk: Des
     if mode != "rollback" or len(progress.rollbacks) >= MAX_ROLLBACKS:
         kept = desk.folder.path / "checkpoints" if desk.checkpoints.steps() else None
         raise DivergenceError(remedy(r, kept, step, fault, progress), fault)
-    restored, saved = desk.checkpoints.restore(state, _last_due(r, desk.checkpoints.steps()))
+    restored, saved = desk.checkpoints.restore(state, desk.checkpoints.last_due())
     desk.checkpoints.forget_after(int(restored.step))
     desk.folder.rewind(int(restored.step))
     progress = progress.rolled_back(saved, step, fault)
@@ -227,15 +228,6 @@ def recover(r: Run, state: TrainState, progress: Progress, fault: str, desk: Des
         f"step {step}: {fault}; back to step {int(restored.step)}, without that batch and at a tenth of the rate."
     )
     return restored, progress
-
-
-def _last_due(r: Run, saved: Sequence[int]) -> int:
-    """The last step that was saved because it was due, and not because the run was interrupted there or came to rest: so a
-    run that rolls back does so as if nothing had happened to it.
-    """
-    interval = r.cfg.training.save_interval_steps
-    due = [step for step in saved if step == 0 or _due(interval, step, r.plan.iterations)]
-    return (due or saved)[-1]
 
 
 def _in_vain(r: Run, progress: Progress, desk: Desk) -> bool:

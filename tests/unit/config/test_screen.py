@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from agent_tunix.config.screen import Screen
+from agent_tunix.config.screen import Screen, unhindered
 
 COMMAND = """
 import sys
-from agent_tunix.config.screen import Screen
+from agent_tunix.config.screen import Screen, unhindered
 screen = Screen()
 screen.print("begun")
 sys.stdin.readline()
@@ -65,6 +65,12 @@ def test_a_reader_who_has_left_ends_what_is_only_printed_quietly(action, code):
             assert command.stdout.read() == "begun ?\n", "a sign that the encoding lacks"
     assert command.returncode == code
     assert ("BrokenPipeError: of another" in said) if code else not said
+
+
+def test_an_output_that_was_closed_from_the_beginning_hinders_nothing(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    with unhindered():
+        pass
 
 
 def test_what_a_user_has_written_is_shown_as_it_is():

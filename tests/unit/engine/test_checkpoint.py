@@ -73,6 +73,16 @@ def test_a_backslash_is_refused_at_once(tmp_path):
         Checkpoints(tmp_path / "back\\slash", keep=2)
 
 
+def test_the_last_that_was_due_is_told_from_one_that_an_interruption_made(checkpoints):
+    assert checkpoints.last_due() is None
+    checkpoints.save(state_at(2), Progress(2, midway=True))
+    assert checkpoints.last_due() is None
+    checkpoints.save(state_at(4), Progress(4))
+    checkpoints.save(state_at(5), Progress(5, midway=True))
+    assert checkpoints.last_due() == 4
+    assert checkpoints.restore(state_at(0))[1].midway
+
+
 def test_what_was_saved_after_a_step_can_be_forgotten(checkpoints):
     for step in (2, 4):
         checkpoints.save(state_at(step), Progress(step))

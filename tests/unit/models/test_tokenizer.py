@@ -204,10 +204,18 @@ def rendered(*messages: tuple[str, object]) -> str:
 
 
 def test_the_chat_template_writes_the_prompts_that_were_trained_on():
-    for system in ("Think.", "Think.\nThen answer.\n"):
+    for system in ("Think.", "Think.\nThen answer.\n", ""):
         asked = rendered(("system", system), ("user", "What is 2+2?"))
         assert asked == "<bos>" + chat_prompt("What is 2+2?", system)
     assert rendered(("user", " What is 2+2? ")) == "<bos>" + chat_prompt("What is 2+2?", "")
+
+
+def test_the_chat_template_leaves_no_message_out():
+    turn = "<start_of_turn>user\n{}<end_of_turn>\n".format
+    assert rendered(("user", "Hi"), ("system", "Be brief"), ("user", None)) == (
+        "<bos>" + turn("Hi") + turn("Be brief") + turn("") + "<start_of_turn>model\n"
+    )
+    assert rendered(("system", "Alone")) == "<bos>" + turn("Alone") + "<start_of_turn>model\n"
 
 
 @pytest.mark.parametrize("role", ["assistant", "model"])

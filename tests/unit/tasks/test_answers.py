@@ -227,12 +227,53 @@ def test_a_number_in_an_expression_is_not_its_value(expression):
         (r"2 \cdot\pi", r"2\pi"),
         (r"\sqrt3", r"\sqrt{3}"),
         ("x < 2.0", "x<2"),
+        (r"$2\sqrt{3}$", r"2\sqrt{3}"),
+        (r"\(3x+2\)", "3x+2"),
+        ("The score was 10-3.", "10-3"),
+        ("5-7 days", "5-7"),
+        ("$[2, 5)$", "[2,5)"),
     ],
 )
 def test_an_expression_may_be_spelt_in_other_ways(found, truth):
     assert answers.same_answer(found, truth)
 
 
+EIGHTEEN = [
+    *("18\n\n- 9 eggs at $2", "18\n\n* eggs: 9", "18\n> check", "- 18 dollars", "Total:\n- 18", "Answer: – 18", "-\n18"),
+    *("Total (in dollars) - 18", "Part a - 18", "Janet's - 18", "18 - a day", "18 + a tip", "$18/h", "18/day", "18 km/h"),
+    *(
+        "| 18 |",
+        "| Total | $18 |",
+        "<b>18</b>",
+        "18<br/>",
+        "> 18",
+        "18 *apples*",
+        "18 *(rounded)*",
+        "18 <- answer",
+        "___\n18",
+    ),
+    *("18x more", "18y/o", "18p", "18^{th}", "18!", "(a) 18 apples [total]", "≈ 18", "18+ apples", "18 = 9*2", r"\(18\)"),
+    *("18 (eighteen)", "18-year-old", "18th", r"2+16 \rightarrow 18", "18 – that is all"),
+]
+
+
+@pytest.mark.parametrize("found", EIGHTEEN)
+def test_what_stands_around_a_number_in_a_sentence_or_a_list_is_no_expression(found):
+    assert answers.same_answer(found, "18")
+
+
+@pytest.mark.parametrize("found", ["18 x 2", "$18 - $2", "18²", "18*2", "18 × 2", "- 18", "18-9"])
+def test_a_number_that_is_reckoned_with_is_not_the_answer(found):
+    assert not answers.same_answer(found, "18")
+
+
 @pytest.mark.parametrize("hostile", ["-", "(", "- ", "5 ", "5-", "=5", "5+5=", "negative ", "sqrt(", "5 * ", "$"])
 def test_reading_takes_no_longer_than_a_text_is_long(hostile):
     assert answers.same_answer(hostile * 20_000, "7") is False
+
+
+@pytest.mark.parametrize(
+    ("found", "truth"), [("13x", "3x"), ("10-31", "10-3"), (r"\sqrt{3x}", r"\sqrt{3}x"), (r"\sqrt{2}+1", r"\sqrt{2+1}")]
+)
+def test_an_expression_is_not_found_in_another(found, truth):
+    assert not answers.same_answer(found, truth)

@@ -76,8 +76,13 @@ def test_a_split_may_lie_in_parts_as_the_hub_names_them(tmp_path):
     assert sorted(questions(tmp_path, "train", 1.0)) == ["train, 0", "train, 1", "train, 2"]
     assert questions(tmp_path, "test", 1.0) == ["test, 0"]
     (tmp_path / "train-00001-of-00003.jsonl").unlink()
-    with pytest.raises(UserError, match="leave one of them, or all its parts"):
-        questions(tmp_path, "train", 1.0)
+    for other in (None, "train-00007-of-00003.jsonl", "train-00000-of-00003.csv"):
+        if other:
+            (tmp_path / other).write_text(lines({"question": "other", "answer": "7"}))
+        with pytest.raises(UserError, match="leave one of them, or all its parts"):
+            questions(tmp_path, "train", 1.0)
+        if other:
+            (tmp_path / other).unlink()
 
 
 def test_a_folder_with_two_files_for_one_split_is_refused(tmp_path):

@@ -185,7 +185,9 @@ def _overrides_from(start: list[str], config: Mapping[str, Any]) -> list[str]:
 
 def composed_leaves(*overrides: str) -> dict[str, Any]:
     """The leaves of the configuration that some overrides lead to here, where a user's own `conf` may come first."""
-    return _composed(tuple(search_path([])), overrides)
+    with contextlib.suppress(*UNREADABLE):
+        return _composed(tuple(search_path([])), overrides)
+    return _composed((config_folder(),), overrides)  # as a user's file cannot be read
 
 
 @functools.lru_cache(maxsize=32)

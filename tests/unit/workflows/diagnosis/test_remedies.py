@@ -119,6 +119,14 @@ def test_a_file_of_the_users_own_that_comes_first_is_counted_in(config, tmp_path
     assert f"optimizer.weight_decay={config['optimizer']['weight_decay']}" in own_overrides(config)
 
 
+def test_a_file_of_the_users_own_that_cannot_be_read_is_passed_over(config, tmp_path, monkeypatch):
+    """Rather than all of the run's own overrides."""
+    (tmp_path / "conf" / "optimizer").mkdir(parents=True)
+    (tmp_path / "conf" / "optimizer" / "adamw.yaml").write_text("x: [broken")
+    monkeypatch.chdir(tmp_path)
+    assert own_overrides(config) == ["+experiment=quick_test"]
+
+
 @pytest.mark.parametrize("text", ["${x}", "a \\${oc.env:HOME}", "it's ${x} \\\\${y}\\", "~", "\\"])
 def test_a_text_is_what_hydra_makes_of_it(text):
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
