@@ -23,7 +23,7 @@ Replacement = str | Callable[[re.Match[str]], str]
 # In this order, what is written in several ways becomes what is written in one.
 REWRITTEN: list[tuple[str, Replacement]] = [
     (r"\\(?:text|mathrm|mbox|textbf|mathbf) ?\{([^{}]*)\}", r" \1 "),
-    (r"\\(?:left|right)(?![a-zA-Z])|\\[!,]|\\[()\[\]](?!\w*\\)", ""),
+    (r"\\(?:left|right)(?![a-zA-Z])|\\[!,()\[\]]", ""),
     (r"(?<=\\sqrt) ?([0-9])(?![0-9])", r"{\1}"),
     (r"(?<=[0-9])(?=\\[dt]?frac|[¼-¾⅐-⅞])", " "),  # of a mixed number
     (r"\\[dt]?frac ?(?:\{([^{}]*)\}|([0-9])) ?(?:\{([^{}]*)\}|([0-9]))", r"\1\2/\3\4"),  # \frac12 is LaTeX too
@@ -112,7 +112,9 @@ def in_expression(text: str) -> bool:
 def spelt(text: str) -> str:
     """A plain text in which expressions that are the same are written alike."""
     text = SPELLING.sub("", text.casefold()).replace("{", "(").replace("}", ")")
-    text = NUMBER.sub(lambda match: str(value(match)), text)
+    text = NUMBER.sub(
+        lambda match: f"{(of := value(match)).numerator:o}/{of.denominator:o}", text
+    )  # long ones have no decimals
     return re.sub(r"(?<!\w)\(([0-9/]+)\)|(?<=sqrt)\(([0-9/]+)\)", r"\1\2", text).replace(" pi", "pi").strip(" .")
 
 

@@ -69,8 +69,10 @@ def test_a_reader_who_has_left_ends_what_is_only_printed_quietly(action, code):
 
 def test_an_output_that_was_closed_from_the_beginning_hinders_nothing(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
+    reached = []
     with unhindered():
-        pass
+        reached.append(sys.stdout)
+    assert reached == [None]
 
 
 def test_what_a_user_has_written_is_shown_as_it_is():

@@ -10,7 +10,30 @@ from agent_tunix.tasks import answers, rewards
 from agent_tunix.tasks.prompts import ANSWER, END_OF_TURN, REASONING
 
 pieces = st.sampled_from(
-    [*REASONING, *ANSWER, END_OF_TURN, "5", "-", "$", ",", ".", "1,000", "%", " ", "\n", "²", "٣", "9" * 400, "1e999", "/"]
+    [
+        *REASONING,
+        *ANSWER,
+        END_OF_TURN,
+        "5",
+        "-",
+        "$",
+        ",",
+        ".",
+        "1,000",
+        "%",
+        " ",
+        "\n",
+        "²",
+        "٣",
+        "9" * 400,
+        "9" * 5000,
+        "1e999",
+        "/",
+        "x",
+        "^",
+        r"\sqrt{",
+        "(",
+    ]
 )
 completions = st.text() | st.lists(pieces | st.text(max_size=3), max_size=20).map("".join)
 
@@ -159,6 +182,7 @@ def test_same_and_near(found, truth, same, near):
         ("10^5", "10^6", False),
         ("12,193,263,113,702,179,522,618", "12193263113702179522619", False),
         ("9" * 5000, "8" * 5000, False),
+        ("9" * 5000 + "x", "8" * 5000 + "x", False),
         ("0", "1.6e-19", False),
         ("1.6000e-19", "1.6e-19", True),
         ("300000", r"3 \times 10^5", True),
