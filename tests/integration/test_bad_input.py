@@ -199,11 +199,12 @@ def test_a_sweep_over_nothing_is_refused(command, tmp_path, swept):
     assert not list(tmp_path.glob("multirun/*/*/"))
 
 
-def test_a_sweep_of_any_verb_is_not_put_into_a_run(command, write_run, tmp_path):
+@pytest.mark.parametrize("verb", ["train", "lr-find"])
+def test_a_sweep_of_any_verb_is_not_put_into_a_run(command, write_run, tmp_path, verb):
     """It would leave a sweep's index there, by which the run is taken for a sweep."""
     write_run(tmp_path / "out")
     there = sorted((tmp_path / "out").rglob("*"))
-    outcome = command("lr-find", "--multirun", *TINY, "seed=1,2", "hydra.sweep.dir=out")
+    outcome = command(verb, "--multirun", *TINY, "seed=1,2", "hydra.sweep.dir=out")
     assert (outcome.code, outcome.err) == (2, "out holds a run; choose another folder.\n")
     assert sorted((tmp_path / "out").rglob("*")) == there
 

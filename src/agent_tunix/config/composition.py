@@ -63,16 +63,14 @@ def unreadable(mistake: Exception) -> str:
 
 def unsweepable(mistake: Exception) -> str | None:
     """For what Hydra cannot run: a range without end, batches of no job, an interval, options that exclude each other."""
-    places = _passed_through(mistake)
+    made_in = (_passed_through(mistake) or [""])[-1]
     if "INTERVAL_SWEEP" in str(mistake):
         return "interval() is for a search, with hydra/sweeper=optuna. A sweep has its values listed, as in seed=1,2,3"
-    if isinstance(mistake, AssertionError) and places and places[-1].endswith(".basic_sweeper"):
+    if isinstance(mistake, AssertionError) and made_in.endswith(".basic_sweeper"):
         return "hydra.sweeper.max_batch_size must be at least 1; without it all jobs of a sweep run together."
-    if isinstance(mistake, ValueError) and places and places[-1].startswith("hydra.core.override_parser"):
+    if isinstance(mistake, ValueError) and made_in.startswith("hydra.core.override_parser"):
         return f"The values of a sweep cannot be listed: {mistake}."
-    if (
-        isinstance(mistake, ValueError) and places and places[-1] in ("hydra._internal.utils", "hydra.main")
-    ):  # of its options
+    if isinstance(mistake, ValueError) and made_in in ("hydra._internal.utils", "hydra.main"):  # of its options
         return str(mistake)
     return None
 

@@ -97,7 +97,7 @@ def _expression(truth: str) -> bool:
 
 def _holds(text: str, expression: str) -> bool:
     """Whether a text has an expression in it that is not part of a longer one."""
-    return re.search(rf"(?<![\w^_+*/(.-]){re.escape(expression)}(?![\w^_*/(])(?!-[\w(])", text) is not None
+    return re.search(rf"(?<![\w^_+*/(.-]){re.escape(expression)}(?![\w^_*/(]|[-+][\w(])", text) is not None
 
 
 def _words(text: str) -> str:

@@ -69,7 +69,6 @@ class Job:
 
 def run(jobs: Sequence[Job], folder: Path, console: Console, fuse: Fuse = "auto") -> list[Record]:
     """Runs the jobs that are not finished yet; returns the results of all, in their order, and writes sweep.json."""
-    setup.refuse_others(folder, "sweep.json")
     folder.mkdir(parents=True, exist_ok=True)
     with claimed(folder):
         setup.start_device()

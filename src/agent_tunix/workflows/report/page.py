@@ -12,7 +12,6 @@ import hashlib
 import html
 import json
 import re
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,7 +19,8 @@ from rich.console import Console
 
 from agent_tunix.engine.metrics import Record, replace_text
 from agent_tunix.errors import UserError
-from agent_tunix.workflows.display import say, shell_command
+from agent_tunix.workflows.diagnosis.remedies import join
+from agent_tunix.workflows.display import say
 from agent_tunix.workflows.report.contents import contents
 
 USAGE = "usage: agent-tunix report <run, sweep or tune folder>"
@@ -53,8 +53,7 @@ def report_on(folder: Path, say: Callable[[str], None]) -> None:
     try:
         write_report(folder)
     except Exception as fault:  # the result stands; the command below shows the fault whole
-        again = f"{shell_command('report')} {shlex.quote(str(folder))}"
-        say(f"warning: no report.html ({type(fault).__name__}: {fault}); see: {again}")
+        say(f"warning: no report.html ({type(fault).__name__}: {fault}); see: {join([str(folder)], 'report')}")
 
 
 def render(folder: Path) -> str:
