@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -35,6 +36,18 @@ class StoppedError(UserError):
     """Ctrl-C was pressed where there is no batch to finish first, or was pressed twice."""
 
     exit_code = 130  # what shells give for SIGINT
+
+
+def unreadable(place: Any, fault: Exception, remedy: str) -> UserError:
+    """The error for what a library could not read: damaged, which the remedy mends, unless the system refused to read it."""
+    if may_not_be_read(fault):
+        return UserError(f"{place} may not be read ({fault}); check its owner and its permissions.")
+    return UserError(f"{place} is damaged or half downloaded ({fault}); {remedy}.")
+
+
+def may_not_be_read(fault: Exception) -> bool:
+    """Whether the system refused it; libraries that are not Python's say so in their texts."""
+    return re.search("permission.denied", str(fault), re.IGNORECASE) is not None
 
 
 def mistake_of(fault: BaseException) -> UserError | None:
@@ -87,6 +100,19 @@ def interrupts_put_off() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         if came:
             signal.raise_signal(signal.SIGINT)
+
+
+@contextlib.contextmanager
+def ended_as_by_interrupts() -> Iterator[None]:
+    """SIGTERM, and that of a terminal that is closed, act as Ctrl-C, so that what was begun is tidied up."""
+    ending = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+    for number in ending:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in ending:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _of_device(fault: BaseException) -> UserError | None:

@@ -47,6 +47,7 @@ FAULTS = {
     "training.resume=nowhere": "not the folder of a run",
     "training.num_batches=": "must be a valid integer",
     "data=gsm8k": "data.path",
+    "data.path=rows.jsonl": "data.path=rows.jsonl: would not be read, as data=arithmetic is generated; data=jsonl reads",
     "+reward.functions.mine=no_such_module.reward": "No module named 'no_such_module'",
     "+reward.functions.mine=json.no_such_function": "no_such_function",
     "+reward.functions.mean=json.dumps": "choose another name",
@@ -78,7 +79,10 @@ def test_a_malformed_row_is_named_by_its_line(command, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"question": "Ann has 1 coins.", "answer": "1"}\n{"question": "Ann has"}\n')
     outcome = command("train", *TINY, "data=jsonl", "data.path=rows.jsonl")
     assert outcome.code == 2
-    assert "rows.jsonl, line 2: no field 'answer'" in outcome.err
+    assert "rows.jsonl, line 2: no field 'answer', which data.answer_field names; the row has question" in outcome.err
+    outcome = command("train", *TINY, "data=jsonl", "data.path=rows.jsonl", "data.question_field=q", "data.on_bad_row=skip")
+    assert outcome.code == 2
+    assert "rows.jsonl: all 2 rows are malformed; rows.jsonl, line 1: no field 'q', which data.question_field" in outcome.err
 
 
 def test_words_the_tiny_model_does_not_know_are_refused(command, tmp_path):

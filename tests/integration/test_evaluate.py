@@ -114,6 +114,26 @@ def test_what_a_run_has_its_own_of_is_refused(command, asked):
     assert f"{asked[0]}: a run is evaluated as it was trained; only run, step" in outcome.err
 
 
+def test_what_the_test_split_needs_can_be_asked_for(command, trained, tmp_path):
+    """It is read for the first time when the run is over."""
+    (tmp_path / "data").mkdir()
+    row = '{"question": "Ann has 1 coins.", "answer": "1"}\n'
+    (tmp_path / "data" / "train.jsonl").write_text(row)
+    (tmp_path / "data" / "test.jsonl").write_text(row + '{"question": "Ann has 1 coins.", "answer": null}\n')
+    config = tmp_path / trained / "config.yaml"
+    saved = config.read_text().replace("source: arithmetic", "source: table").replace("path: null", "path: data")
+    config.write_text(saved.replace("max_prompt_length: ", "max_prompt_length: 1 # "))
+    outcome = command("evaluate", f"run={trained}", *GREEDY)
+    assert outcome.code == 2
+    assert "test.jsonl, line 2: the field 'answer' is empty.\nMend the row, or skip such rows" in outcome.err
+    outcome = command("evaluate", f"run={trained}", *GREEDY, "data.on_bad_row=skip")
+    assert outcome.code == 2
+    assert "all 1 prompts exceed generation.max_prompt_length=1; raise it" in outcome.err
+    asked = ["data.on_bad_row=skip", "generation.max_prompt_length=64"]
+    assert command("evaluate", f"run={trained}", *GREEDY, *asked).code == 0
+    assert read_records(tmp_path / trained / "evals.jsonl")[-1]["n"] == 1
+
+
 def test_a_run_whose_weights_or_data_have_moved_says_where_to_write_the_new_place(command, write_run, tmp_path):
     for verb in ("evaluate", "export"):
         for moved in ("model__weights", "data__path"):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
+import signal
 from unittest.mock import Mock
 
 import jax
@@ -20,6 +22,7 @@ from agent_tunix.engine.metrics import claimed
 from agent_tunix.engine.population import alone
 from agent_tunix.models import gemma3
 from agent_tunix.models.huggingface import read_architecture
+from agent_tunix.models.lora import Adapters
 from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.models.weights import load_weights
@@ -157,6 +160,30 @@ def test_mistakes_are_explained_and_leave_nothing_behind(command, trained, tmp_p
 def test_a_working_directory_that_is_empty_stays(command, tmp_path):
     assert command("export", "run=nowhere").code == 2
     assert tmp_path.exists()
+
+
+def test_sizes_that_are_published_with_a_vision_tower_have_its_names(tmp_path, trained):
+    """From a base in another layout than Hugging Face's, which does not tell."""
+    cfg = validate(read_config(trained / "config.yaml"), Config)
+    for layers, name in {18: "model.layers.17", 34: "model.language_model.layers.33"}.items():
+        adapters = Adapters({"q_proj": np.ones((layers, 4, 2))}, {"q_proj": np.ones((layers, 2, 4))}, 1.0)
+        export._write_peft(tmp_path, tmp_path / "base.gguf", cfg, adapters, "float32")
+        written = load_file(tmp_path / "adapter_model.safetensors")
+        assert f"base_model.model.{name}.self_attn.q_proj.lora_A.weight" in written
+        targets = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
+        assert targets == (["q_proj"] if layers == 18 else r".*language_model.*\.(q_proj)")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_export_that_is_told_to_end_leaves_no_folder(command, trained, monkeypatch, number):
+    monkeypatch.setattr(export, "save_file", lambda *_, **__: os.kill(os.getpid(), number))
+    before = signal.signal(number, signal.SIG_DFL)  # which is another under nohup
+    monkeypatch.setattr(os, "_exit", Mock(side_effect=SystemExit(130)))
+    outcome = command("export", "run=run", "format=peft")
+    assert signal.signal(number, before) == signal.SIG_DFL
+    assert outcome.code == 130
+    assert outcome.err.startswith("Interrupted.")
+    assert not (trained / "exports").exists()
 
 
 def test_a_failed_export_leaves_no_folder(trained, monkeypatch):

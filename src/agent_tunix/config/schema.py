@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from agent_tunix.config.mesh_shape import sizes_of
 from agent_tunix.config.section import Section
@@ -220,6 +220,13 @@ class DataSection(Section):
         description="What a malformed row does: stop with its line number, or be counted and skipped."
     )
 
+    @field_validator("path")
+    @classmethod
+    def _is_read(cls, path: str | None, before: ValidationInfo) -> str | None:
+        if path is not None and before.data.get("source") == "arithmetic":
+            raise ValueError("would not be read, as data=arithmetic is generated; data=jsonl reads data of your own")
+        return path
+
     @field_validator("answer_pattern")
     @classmethod
     def _has_a_group(cls, pattern: str | None) -> str | None:
@@ -272,12 +279,8 @@ class EvaluateConfig(Config):
     """The configuration of `evaluate.py`: a training configuration, and what to evaluate."""
 
     run: str | None = Field(description="Folder of a run to evaluate; null: the base model.")
-    step: Annotated[int, Field(ge=0)] | None = Field(
-        description="Checkpoint to evaluate; null: the last; 0: before training."
-    )
-    num_passes: Positive = Field(
-        description="Completions drawn for each problem, for majority vote and pass@k; only one if greedy."
-    )
+    step: Annotated[int, Field(ge=0)] | None = Field(description="Checkpoint to evaluate; null: last; 0: before training.")
+    num_passes: Positive = Field(description="Completions of a problem, for majority vote and pass@k; one if greedy.")
     inference_config: InferenceSection
 
 
@@ -289,9 +292,7 @@ class ExportConfig(Section):
     format: Literal["peft", "merged", "gguf-ready"] = Field(
         description="A PEFT adapter; a whole model for transformers and vLLM; or one for llama.cpp's converter."
     )
-    output: str | None = Field(
-        description="Folder to write, which must not exist; null: exports/<format>-<step> in the run."
-    )
+    output: str | None = Field(description="New folder to write; null: exports/<format>-<step> in the run.")
     dtype: Literal["float32", "bfloat16"] = Field(
         description="Type of what is written; bfloat16 halves the files and rounds the smallest changes away."
     )

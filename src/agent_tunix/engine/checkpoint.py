@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from agent_tunix.engine.guard import Progress
-from agent_tunix.errors import UserError, mistake_of
+from agent_tunix.errors import UserError, may_not_be_read, mistake_of
 from agent_tunix.types import TrainState
 
 SAVER = concurrent.futures.ThreadPoolExecutor(1)  # of all runs: several at once would keep Python from the one that trains
@@ -85,18 +85,35 @@ def _finite(state: TrainState) -> jax.Array:
     return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state)]).all()
 
 
+@dataclasses.dataclass
+class Kept:
+    """Which checkpoints stay, as orbax asks: the last few, and the last that was due, however many interruptions made."""
+
+    keep: int
+    due: int | None = None
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        older = len(checkpoints) - self.keep
+        return [place >= older or info.step == self.due for place, info in enumerate(checkpoints)]
+
+
 class Checkpoints:
     """The `checkpoints/` folder of a run."""
 
     def __init__(self, folder: Path, keep: int | None = None):
-        """Makes the folder and keeps the last `keep` checkpoints; with None they are only read."""
+        """Makes the folder and keeps the last `keep` checkpoints, and the last due; with None they are only read."""
         if "\\" in str(folder.resolve()):
             raise UserError(f"{folder.resolve()}: checkpoints cannot be kept below a folder with a backslash in its name.")
         # Made in the background, a folder that cannot be made keeps orbax's threads waiting, and Python for them.
         at_once = ocp.AsyncOptions(create_directories_asynchronously=False)
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, read_only=keep is None, async_options=at_once)
+        self._kept = Kept(keep) if keep else None
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=self._kept, read_only=self._kept is None, async_options=at_once
+        )
         self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
         self._saving: concurrent.futures.Future | None = None
+        if self._kept:
+            self._kept.due = self.last_due()
 
     def steps(self) -> list[int]:
         """The steps that can be restored, oldest first."""
@@ -119,6 +136,8 @@ class Checkpoints:
                 self._handed_over()
 
     def _hand_over(self, step: int, state: TrainState, progress: Progress) -> None:
+        if self._kept and not progress.midway:
+            self._kept.due = step
         parts = {"state": ocp.args.StandardSave(state), "progress": ocp.args.JsonSave(dataclasses.asdict(progress))}
         self._manager.save(step, args=ocp.args.Composite(**parts), force=True)
 
@@ -200,6 +219,10 @@ class Checkpoints:
             return UserError(
                 f"The checkpoint of step {step} does not fit this configuration ({why}).\n"
                 "Model, adapters and optimizer must be those the run was started with."
+            )
+        if may_not_be_read(fault):
+            return UserError(
+                f"The checkpoint of step {step} may not be read ({why}).\nCheck owner and permissions of {folder}."
             )
         return UserError(
             f"The checkpoint of step {step} cannot be read; it may be damaged ({why}).\n"

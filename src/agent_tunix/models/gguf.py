@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from agent_tunix.errors import UserError
+from agent_tunix.errors import UserError, unreadable
 from agent_tunix.models.gemma3 import Architecture
 from agent_tunix.models.huggingface import numeric
 
@@ -112,12 +112,15 @@ class GgufFile:
         if not tokens or not scores or not kinds or not set(CONTROL_TOKENS.values()) <= set(tokens):
             raise UserError(f"{self._path} holds no SentencePiece tokenizer of the Gemma family.")
         model = pb.ModelProto()
-        for token, score, kind in zip(tokens, scores, kinds, strict=True):
-            if token == CONTROL_TOKENS["unk"]:
-                kind = UNKNOWN
-            elif kind == CONTROL and token not in CONTROL_TOKENS.values():
-                kind = USER_DEFINED  # llama.cpp marks all special tokens as control, SentencePiece only these
-            model.pieces.add(piece=token.replace(" ", SPACE), score=score, type=kind)
+        try:
+            for token, score, kind in zip(tokens, scores, kinds, strict=True):
+                if token == CONTROL_TOKENS["unk"]:
+                    kind = UNKNOWN
+                elif kind == CONTROL and token not in CONTROL_TOKENS.values():
+                    kind = USER_DEFINED  # llama.cpp marks all special tokens as control, SentencePiece only these
+                model.pieces.add(piece=token.replace(" ", SPACE), score=score, type=kind)
+        except (AttributeError, TypeError, ValueError) as fault:
+            raise _damaged(self._path, fault) from fault
         spec = model.trainer_spec
         spec.model_type, spec.byte_fallback, spec.vocab_size = pb.TrainerSpec.BPE, True, len(tokens)
         for name, token in CONTROL_TOKENS.items():
@@ -152,7 +155,7 @@ def _open(path: Path) -> Any:
 
 
 def _damaged(path: Path, fault: Exception) -> UserError:
-    return UserError(f"{path} is damaged or half downloaded ({fault}); delete it and download it again.")
+    return unreadable(path, fault, "delete it and download it again")
 
 
 def _huggingface_name(stored: str) -> str:

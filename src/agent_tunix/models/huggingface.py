@@ -16,7 +16,7 @@ import ml_dtypes  # noqa: F401 (teaches numpy the type that most checkpoints are
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from agent_tunix.errors import UserError
+from agent_tunix.errors import UserError, unreadable
 from agent_tunix.models.gemma3 import Architecture
 
 INDEX = "model.safetensors.index.json"
@@ -259,7 +259,5 @@ def _open(path: Path) -> Any:
             if file.read(20).startswith(b"version https://git-"):
                 raise UserError(f"{path} is a Git LFS pointer, not the weights; fetch them with `git lfs pull`.")
         return safe_open(path, framework="numpy")
-    except PermissionError:
-        raise
     except (SafetensorError, OSError) as fault:  # among them a link of the hub's cache that leads nowhere
-        raise UserError(f"{path} is damaged or half downloaded ({fault}); delete it and download it again.") from fault
+        raise unreadable(path, fault, "delete it and download it again") from fault

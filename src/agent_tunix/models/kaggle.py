@@ -8,14 +8,23 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from agent_tunix.errors import UserError
+from agent_tunix.errors import UserError, unreadable
 from agent_tunix.models.gemma3 import Architecture
 
-MARKS = ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt")
+MARKS = ("_METADATA", "manifest.ocdbt")
+LAYOUT = "Gemma 3 in the layout of google-deepmind/gemma"
 NOT_TEXT = ("vision_encoder", "siglip_encoder", "SigLiPFromPatches", "embedder/mm_")
+PACKED = {
+    "attn/q_einsum": ["self_attn.q_proj"],
+    "attn/kv_einsum": ["self_attn.k_proj", "self_attn.v_proj"],
+    "attn/attn_vec_einsum": ["self_attn.o_proj"],
+    "mlp/gating_einsum": ["mlp.gate_proj", "mlp.up_proj"],
+    "mlp/linear": ["mlp.down_proj"],
+}
 NORMS = {
     "attn/_query_norm": "self_attn.q_norm",
     "attn/_key_norm": "self_attn.k_norm",
@@ -27,9 +36,11 @@ NORMS = {
 
 
 def find_orbax(folder: Path) -> Path | None:
-    """The Orbax checkpoint that a folder is, or has as its only subfolder of that kind."""
+    """The Orbax checkpoint that a folder is, or has as its only subfolder of that kind and in place of other weights."""
     if is_orbax(folder):
         return folder
+    if (folder / "config.json").exists():
+        return None
     inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and is_orbax(path)]
     return inner[0] if len(inner) == 1 else None
 
@@ -47,15 +58,27 @@ class OrbaxFolder:
             metadata = self._checkpointer.metadata(folder.resolve())
             leaves = _flatten(metadata.item_metadata.tree)
         except Exception as fault:
-            raise UserError(f"{folder} is not a whole Orbax checkpoint ({fault}); download it again.") from fault
+            raise unreadable(folder, fault, "download it again") from fault
         self._stored: dict[str, tuple[tuple[str, ...], int | None]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         for path, leaf in leaves.items():
-            joined = "/".join(path).removeprefix("params/").removeprefix("transformer/")
+            joined = "/".join(map(str, path)).removeprefix("params/").removeprefix("transformer/")
             if not joined.startswith(NOT_TEXT):
-                for name, index in _names(joined):
-                    self._stored[name] = (path, index)
-                    self.shapes[name] = _huggingface_shape(name, tuple(leaf.shape), index)
+                self._add(path, joined, leaf)
+
+    def _add(self, path: tuple[str, ...], stored: str, leaf: ocp.metadata.ArrayMetadata) -> None:
+        """Notes under which names a stored tensor is asked for, and in which shapes."""
+        names = _names(stored)
+        try:
+            shapes = [_huggingface_shape(name, tuple(leaf.shape), len(names)) for name in names]
+            floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+        except (AttributeError, IndexError, TypeError, ValueError) as fault:
+            raise UserError(f"{self._folder} is not {LAYOUT}: {stored} is of another kind or shape ({fault}).") from fault
+        if not floating:
+            raise UserError(f"{self._folder}: tensor {stored} is of type {leaf.dtype}; weights are floating-point numbers.")
+        for index, (name, shape) in enumerate(zip(names, shapes, strict=True)):
+            self._stored[name] = path, index if len(names) > 1 else None
+            self.shapes[name] = shape
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         path, index = self._stored[name]
@@ -64,7 +87,7 @@ class OrbaxFolder:
         try:
             value = self._checkpointer.restore(self._folder.resolve(), args=args)
         except Exception as fault:  # orbax and tensorstore raise many kinds
-            raise UserError(f"{self._folder} is damaged or half downloaded ({fault}); download it again.") from fault
+            raise unreadable(self._folder, fault, "download it again") from fault
         for key in path:
             value = value[key]
         return _huggingface_layout(name, value if index is None else value[index]).astype(dtype, copy=False)
@@ -86,7 +109,9 @@ class OrbaxFolder:
                 hidden_dim=self.shapes["model.layers.0.mlp.gate_proj.weight"][0],
             )
         except KeyError as fault:
-            raise UserError(f"{self._folder} is not Gemma 3: it has nothing for tensor {fault}.") from fault
+            raise UserError(f"{self._folder} is not {LAYOUT}: it has nothing for tensor {fault}.") from fault
+        except ValueError as fault:
+            raise UserError(f"{self._folder} is not {LAYOUT}: its embedding or norms have other shapes.") from fault
 
 
 def _flatten(tree, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], ocp.metadata.ArrayMetadata]:
@@ -101,27 +126,16 @@ def _nested(path: tuple[str, ...], leaf):
     return leaf
 
 
-def _names(stored: str) -> list[tuple[str, int | None]]:
-    """Hugging Face's names for a stored tensor, each with its index along the first axis where several are packed."""
+def _names(stored: str) -> list[str]:
+    """Hugging Face's names for a stored tensor: several where it is packed along its first axis, its own if it has none."""
     if stored == "embedder/input_embedding":
-        return [("model.embed_tokens.weight", None)]
+        return ["model.embed_tokens.weight"]
     if stored == "final_norm/scale":
-        return [("model.norm.weight", None)]
+        return ["model.norm.weight"]
     layer, _, rest = stored.partition("/")
-    module, _, _ = rest.rpartition("/")
-    prefix = f"model.layers.{layer.removeprefix('layer_')}"
-    if module in NORMS:
-        return [(f"{prefix}.{NORMS[module]}.weight", None)]
-    packed = {
-        "attn/q_einsum": ["self_attn.q_proj"],
-        "attn/kv_einsum": ["self_attn.k_proj", "self_attn.v_proj"],
-        "attn/attn_vec_einsum": ["self_attn.o_proj"],
-        "mlp/gating_einsum": ["mlp.gate_proj", "mlp.up_proj"],
-        "mlp/linear": ["mlp.down_proj"],
-    }.get(module)
-    if packed is None:
-        return [(stored, None)]
-    return [(f"{prefix}.{name}.weight", i if len(packed) > 1 else None) for i, name in enumerate(packed)]
+    module, _, leaf = rest.rpartition("/")
+    modules = [NORMS[module]] if module in NORMS and leaf == "scale" else PACKED.get(module, []) if leaf == "w" else []
+    return [f"model.layers.{layer.removeprefix('layer_')}.{name}.weight" for name in modules] or [stored]
 
 
 def _huggingface_layout(name: str, value: np.ndarray) -> np.ndarray:
@@ -133,6 +147,9 @@ def _huggingface_layout(name: str, value: np.ndarray) -> np.ndarray:
     return value.T if name.endswith("down_proj.weight") else value
 
 
-def _huggingface_shape(name: str, stored: tuple[int, ...], index: int | None) -> tuple[int, ...]:
-    shape = stored if index is None else stored[1:]
-    return _huggingface_layout(name, np.broadcast_to(np.zeros(()), shape)).shape if name.startswith("model.") else shape
+def _huggingface_shape(name: str, stored: tuple[int, ...], packed: int) -> tuple[int, ...]:
+    if not name.startswith("model."):
+        return stored
+    if packed > 1 and stored[0] != packed:
+        raise ValueError(f"{stored}, where {packed} matrices are packed")
+    return _huggingface_layout(name, np.broadcast_to(np.zeros(()), stored[packed > 1 :])).shape

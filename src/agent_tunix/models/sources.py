@@ -27,6 +27,7 @@ def find_checkpoint(source: str) -> Path:
         return _from_kaggle(source)
     path = Path(os.path.expanduser(source))  # as it is, where there is no such user
     if path.is_dir():
+        _refuse_run(path, source)
         return find_orbax(path) or path
     if path.is_file():
         if path.suffix == ".gguf":
@@ -38,6 +39,17 @@ def find_checkpoint(source: str) -> Path:
             "id (owner/name)."
         )
     return _from_hub(source)
+
+
+def _refuse_run(folder: Path, source: str) -> None:
+    """Says what to do with the folder of a run, or of its checkpoints, which are no base model."""
+    path = folder.resolve()
+    for run in (path, *(above.parent for above in (path, *path.parents) if above.name == "checkpoints")):
+        if (run / "metrics.jsonl").exists():
+            raise UserError(
+                f"model.weights={source} is what a run has learnt, not a base model: training.init_from={run} goes on from\n"
+                f"it, and `agent-tunix export run={run} format=merged` makes a model of it."
+            )
 
 
 def is_remote(source: str) -> bool:

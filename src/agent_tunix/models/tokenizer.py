@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from agent_tunix.errors import UserError
+from agent_tunix.errors import UserError, unreadable
 from agent_tunix.models.gguf import GgufFile
 from agent_tunix.models.kaggle import is_orbax
 
@@ -45,7 +45,7 @@ class JsonTokenizer:
         try:
             self._backend = Backend.from_file(str(path))
         except Exception as fault:  # the library raises nothing narrower
-            raise UserError(f"{path} cannot be read ({fault}); download it again.") from fault
+            raise unreadable(path, fault, "download it again") from fault
         self._backend.no_padding()  # which the file of a model that was trained elsewhere may ask for
         self._backend.no_truncation()
         self.pad_id, self.begin_id, self.unknown_id, *ends = (

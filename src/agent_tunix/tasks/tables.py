@@ -26,6 +26,7 @@ import numpy as np
 
 from agent_tunix.errors import UserError
 
+Placed = Iterator[tuple[str, Any]]  # rows, each with where it is, as messages call it
 Numbered = Iterator[tuple[int, Any]]
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}\Z")  # of a split in several files, as the hub names them
@@ -72,17 +73,18 @@ def read_rows(
     return (rows[:cut], bad) if split == "train" else (rows[cut:], bad)
 
 
-def _parse(name: str, numbered: Numbered, fmt: RowFormat) -> tuple[list[Row], list[str]]:
+def _parse(place: str, placed: Placed, fmt: RowFormat) -> tuple[list[Row], list[str]]:
     rows, bad = [], []
-    for number, raw in numbered:
+    for where, raw in placed:
         try:
             rows.append(_row(raw, fmt))
         except ValueError as fault:
             if not fmt.skip_bad_rows:
-                raise UserError(
-                    f"{name}, line {number}: {fault}.\nMend the row, or skip such rows with data.on_bad_row=skip."
-                ) from fault
-            bad.append(f"line {number}: {fault}")
+                remedy = "Mend the row, or skip such rows with data.on_bad_row=skip."
+                raise UserError(f"{where}: {fault}.\n{remedy}") from fault
+            bad.append(f"{where}: {fault}")
+    if bad and not rows:
+        raise UserError(f"{place}: all {len(bad)} rows are malformed; {bad[0]}.")
     return rows, bad
 
 
@@ -98,10 +100,10 @@ def _row(raw: Any, fmt: RowFormat) -> Row:
         raise ValueError("not a JSON object")
     if None in raw:  # what the csv module calls a field beyond those of the first line
         raise ValueError(f"more fields than the first line names; quote a text that has a comma ({raw[None]})")
-    for field in (fmt.question_field, fmt.answer_field):
+    for key, field in {"data.question_field": fmt.question_field, "data.answer_field": fmt.answer_field}.items():
         if field not in raw:
             named = ", ".join(map(str, raw)).encode(errors="backslashreplace").decode()
-            raise ValueError(f"no field '{field}'; the row has {named or 'no fields'}")
+            raise ValueError(f"no field '{field}', which {key} names; the row has {named or 'no fields'}")
         if raw[field] is None or not str(raw[field]).strip():
             raise ValueError(f"the field '{field}' is empty")
         if isinstance(raw[field], list | dict | bytes):
@@ -126,8 +128,8 @@ def _without_annotations(worked: str) -> str:
     return re.sub(r"<<[^<>]*>>", "", worked).strip()
 
 
-def _open(place: str, subset: str | None, name: str, fmt: RowFormat) -> tuple[str, Numbered] | None:
-    """What to call the rows of a split in messages, and the rows; None where the place has no such split."""
+def _open(place: str, subset: str | None, name: str, fmt: RowFormat) -> tuple[str, Placed] | None:
+    """What to call a split in messages, and its rows; None where the place has no such split."""
     path = Path(os.path.expanduser(place))  # as it is, where there is no such user
     if path.is_file():
         return (str(path), _read(path, fmt)) if name == "train" else None
@@ -153,12 +155,12 @@ def _all_parts(endings: list[str]) -> bool:
     return endings == wanted or (count == 1 and SHARD.search(endings[0].partition(".")[0]) is None)
 
 
-def _read(file: Path, fmt: RowFormat) -> Numbered:
+def _read(file: Path, fmt: RowFormat) -> Placed:
     reader = _reader(file, fmt)
     if reader is None:
         raise UserError(f"data.path={file}: the format is not known; give a .jsonl, .csv (both also .gz) or .parquet file.")
     try:
-        yield from reader(file)
+        yield from ((f"{file}, line {number}", raw) for number, raw in reader(file))
     except UnicodeDecodeError as fault:
         raise UserError(f"data.path={file} cannot be read: {fault}.\nSave it in UTF-8.") from fault
     except (OSError, EOFError, zlib.error, ValueError, OverflowError) as fault:  # pyarrow's are ValueErrors
@@ -219,7 +221,7 @@ def _parquet(file: Path, wanted: set[str]) -> Numbered:
     yield from enumerate(rows, 1)
 
 
-def _from_hub(repository: str, subset: str | None, name: str) -> tuple[str, Numbered] | None:
+def _from_hub(repository: str, subset: str | None, name: str) -> tuple[str, Placed] | None:
     try:
         import datasets
     except ImportError as fault:
@@ -236,4 +238,7 @@ def _from_hub(repository: str, subset: str | None, name: str) -> tuple[str, Numb
             f"({type(fault).__name__}: {fault}).\n"
             "Or give a file or folder that holds the data: data.path=<folder with train.jsonl and test.jsonl>"
         ) from fault
-    return (f"{repository} ({name})", enumerate(splits[name], 1)) if name in splits else None
+    if name not in splits:
+        return None
+    called = f"{repository} ({name})"
+    return called, ((f"{called}, line {number}", row) for number, row in enumerate(splits[name], 1))

@@ -40,6 +40,7 @@ from agent_tunix.workflows.display import say
 from agent_tunix.workflows.examples import load_examples, prompt_width
 
 ASKED = ("run", "step", "inference_config", "num_passes", "evaluation", "seed")  # what can be chosen for a run
+READING = ("data.on_bad_row", "generation.max_prompt_length")  # and for its test split, which training did not read
 
 
 def complete(
@@ -126,7 +127,7 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     """`evaluate.py`: a run's checkpoint, or what a run of this configuration would begin with, on the test split."""
     _check_asked(cfg, overrides)
     setup.start_device()
-    trained = cfg if cfg.run is None else setup.saved_config(cfg.run, "run")
+    trained = cfg if cfg.run is None else _read_as_asked(setup.saved_config(cfg.run, "run"), cfg, overrides)
     if cfg.run and not os.access(cfg.run, os.W_OK):  # refused before anything is computed
         raise UserError(f"run={cfg.run}: the results are written there, but it is read-only; evaluate a copy of it.")
     with made_of(cfg.run):
@@ -166,10 +167,23 @@ def _check_asked(cfg: EvaluateConfig, overrides: Sequence[str]) -> None:
         raise UserError(f"step={cfg.step}: the base model has no steps; give the folder of a run, as in run=runs/<time>.")
     for override in overrides if cfg.run else ():
         name = re.split(r"[.=@]", override.lstrip("+~"), maxsplit=1)[0]
-        if name not in ASKED:
+        if name not in ASKED and _key(override) not in READING:
+            given = ", ".join((*ASKED, *READING))
             raise UserError(
-                f"{override.removeprefix('++')}: a run is evaluated as it was trained; only {', '.join(ASKED)} can be given."
+                f"{override.removeprefix('++')}: a run is evaluated as it was trained; only {given} can be given."
             )
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+").partition("=")[0]
+
+
+def _read_as_asked(trained: Config, cfg: EvaluateConfig, overrides: Sequence[str]) -> Config:
+    """A run's configuration, with what was asked for the reading of its test split."""
+    for section, key in (_key(override).split(".") for override in overrides if _key(override) in READING):
+        own, asked = getattr(trained, section), getattr(getattr(cfg, section), key)
+        trained = trained.model_copy(update={section: own.model_copy(update={key: asked})})
+    return trained
 
 
 def _trainable(cfg: EvaluateConfig, trained: Config, model: setup.Model) -> tuple[Trainable | None, int]:

@@ -28,7 +28,7 @@ from agent_tunix.config import folders
 from agent_tunix.config.continuation import made_of
 from agent_tunix.config.schema import Config, ExportConfig
 from agent_tunix.engine.metrics import claimed
-from agent_tunix.errors import UserError
+from agent_tunix.errors import UserError, ended_as_by_interrupts
 from agent_tunix.models import huggingface
 from agent_tunix.models.lora import Adapters, Trainable, huggingface_name
 from agent_tunix.models.sources import KAGGLE, find_checkpoint, is_remote
@@ -37,6 +37,8 @@ from agent_tunix.models.tokenizer_files import tokenizer_files
 from agent_tunix.models.weights import save_tensors, stacked_tensor
 from agent_tunix.workflows import setup
 from agent_tunix.workflows.display import say
+
+WITH_VISION = (34, 48, 62)  # layers of 4B, 12B and 27B, which Hugging Face has as multimodal models
 
 
 def run(cfg: ExportConfig, console: Console) -> Path:
@@ -56,7 +58,7 @@ def run(cfg: ExportConfig, console: Console) -> Path:
         if cfg.format == "peft":
             _write_peft(folder, checkpoint, trained, trainable, cfg.dtype)
             hint = f"PeftModel.from_pretrained(base, {json.dumps(str(output))})"
-            hint += "" if _is_huggingface(checkpoint) else ", where base is the same model in Hugging Face's layout"
+            hint += "" if _is_huggingface(checkpoint) else ", where base is the same model as Hugging Face has it"
         else:
             _write_merged(folder, checkpoint, model, trainable, cfg)
             hint = f"AutoModelForCausalLM.from_pretrained({json.dumps(str(output))})"
@@ -72,7 +74,7 @@ def _appearing_whole(output: Path) -> Iterator[Path]:
     around = folders.missing(output.parent)
     try:
         temporary.mkdir(parents=True, exist_ok=True)
-        with claimed(temporary), contextlib.ExitStack() as ending:
+        with claimed(temporary), ended_as_by_interrupts(), contextlib.ExitStack() as ending:
             ending.callback(folders.remove_empty, around)
             ending.callback(shutil.rmtree, temporary, ignore_errors=True)
             for file in temporary.iterdir():  # of an export that was killed
@@ -92,8 +94,11 @@ def _write_peft(folder: Path, checkpoint: Path, trained: Config, trainable: Trai
         raise UserError("format=peft: this run trained all weights and has no adapters; use format=merged.")
     if changed := _changed_base(trained):
         raise UserError(f"format=peft: the adapters sit on weights that {changed} has changed; use format=merged.")
-    multimodal = _is_huggingface(checkpoint) and huggingface.read_config(checkpoint)["model_type"] == "gemma3"
     modules = sorted(trainable.a)
+    if _is_huggingface(checkpoint):
+        multimodal = huggingface.read_config(checkpoint)["model_type"] == "gemma3"
+    else:
+        multimodal = len(trainable.a[modules[0]]) in WITH_VISION
     tensors = {}
     for module in modules:
         for layer in range(len(trainable.a[module])):

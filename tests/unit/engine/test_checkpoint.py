@@ -83,6 +83,22 @@ def test_the_last_that_was_due_is_told_from_one_that_an_interruption_made(checkp
     assert checkpoints.restore(state_at(0))[1].midway
 
 
+def test_interruptions_do_not_push_out_the_last_that_was_due(tmp_path):
+    """By however many processes the checkpoints between were made."""
+    for step, midway in {3: False, 4: False, 5: True, 6: True}.items():
+        saved = Checkpoints(tmp_path / "checkpoints", keep=1)
+        saved.save(state_at(step), Progress(step, midway=midway))
+        saved.settle()
+        assert saved.steps() == {3: [3], 4: [4], 5: [4, 5], 6: [4, 6]}[step]
+        assert saved.last_due() == min(step, 4)
+        saved.close()
+    saved = Checkpoints(tmp_path / "checkpoints", keep=1)
+    saved.save(state_at(8), Progress(8))
+    saved.settle()
+    assert saved.steps() == [8]
+    saved.close()
+
+
 def test_what_was_saved_after_a_step_can_be_forgotten(checkpoints):
     for step in (2, 4):
         checkpoints.save(state_at(step), Progress(step))

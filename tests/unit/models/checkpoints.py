@@ -66,8 +66,11 @@ def write_gguf(path: Path, golden: Path, quantisation: str = "F32", kind: str = 
     return path
 
 
-def write_orbax(folder: Path, golden: Path, heads: int = 4, kv_heads: int = 2) -> Path:
-    """As google-deepmind/gemma stores it: one einsum weight for keys and values, one for gate and up."""
+def write_orbax(folder: Path, golden: Path, heads: int = 4, kv_heads: int = 2, **changed: dict) -> Path:
+    """As google-deepmind/gemma stores it: one einsum weight for keys and values, one for gate and up.
+
+    `changed` are modules of layer 0, each with what it is to hold instead.
+    """
     import orbax.checkpoint as ocp
 
     t = tensors(golden)
@@ -98,6 +101,7 @@ def write_orbax(folder: Path, golden: Path, heads: int = 4, kv_heads: int = 2) -
             "post_ffw_norm": "post_feedforward_layernorm",
         }.items():
             tree[f"{theirs}/{name}"] = {"scale": t[f"{ours}.{stored}.weight"]}
+    tree |= {f"transformer/layer_0/{name.replace('__', '/')}": leaves for name, leaves in changed.items()}
     checkpointer = ocp.StandardCheckpointer()
     checkpointer.save(folder.resolve(), tree)
     checkpointer.wait_until_finished()

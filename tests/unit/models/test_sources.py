@@ -54,6 +54,24 @@ def test_each_fault_of_the_hub_has_its_own_advice(monkeypatch, fault, message):
     assert "agent-tunix train +experiment=quick_test" in str(shown.value)
 
 
+def test_weights_beside_an_orbax_folder_are_those_that_are_meant(tmp_path):
+    (tmp_path / "flax").mkdir()
+    (tmp_path / "flax" / "_METADATA").touch()
+    assert find_checkpoint(str(tmp_path)) == tmp_path / "flax"
+    (tmp_path / "config.json").touch()
+    assert find_checkpoint(str(tmp_path)) == tmp_path
+
+
+def test_what_a_run_has_learnt_is_no_base_model(tmp_path):
+    (tmp_path / "checkpoints" / "3" / "state").mkdir(parents=True)
+    (tmp_path / "exports" / "merged-3").mkdir(parents=True)
+    (tmp_path / "metrics.jsonl").touch()
+    for folder in (tmp_path, *(tmp_path / "checkpoints").rglob("*")):
+        with pytest.raises(UserError, match=rf"not a base model: training.init_from={tmp_path} goes on"):
+            find_checkpoint(str(folder))
+    assert find_checkpoint(str(tmp_path / "exports" / "merged-3"))
+
+
 def test_the_hub_is_asked_for_weights_and_tokenizer_only(monkeypatch, tmp_path):
     asked = {}
     monkeypatch.setattr(

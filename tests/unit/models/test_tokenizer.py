@@ -74,6 +74,25 @@ def write_gguf(path, model: bytes):
     return path
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"add_token_scores": lambda scores: scores[:-1]},
+        {"add_token_types": lambda types: [*types[:-1], 99]},
+        {"add_token_scores": lambda scores: ["?"] * len(scores)},
+    ],
+)
+def test_a_gguf_whose_tokens_are_damaged_is_named(tmp_path, model, monkeypatch, damage):
+    for name, change in damage.items():
+        whole = getattr(gguf.GGUFWriter, name)
+        monkeypatch.setattr(
+            gguf.GGUFWriter, name, lambda self, values, whole=whole, change=change: whole(self, change(values))
+        )
+    path = write_gguf(tmp_path / "bad.gguf", model)
+    with pytest.raises(UserError, match=r"bad\.gguf is damaged or half downloaded"):
+        load_tokenizer(path)
+
+
 def test_text_comes_back(tokenizer):
     for text in TEXTS:
         shown = text.replace("<end_of_turn>", "")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from functools import partial
+from unittest.mock import Mock
 
 import checkpoints
 import gguf
@@ -201,6 +202,32 @@ def test_half_an_orbax_checkpoint_is_named(tmp_path, golden, arch):
     largest.write_bytes(largest.read_bytes()[:100])
     with pytest.raises(UserError, match="gemma-3-test is damaged or half downloaded"):
         load_weights(tmp_path / "gemma-3-test", arch, jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"attn__q_einsum": {"w": np.ones((4, 32), np.float32)}}, "attn/q_einsum/w is of another kind or shape"),
+        ({"attn__kv_einsum": {"w": np.ones((2, 2, 32), np.float32)}}, "attn/kv_einsum/w is of another kind or shape"),
+        ({"attn__kv_einsum": {"w": np.ones((1, 2, 32, 8), np.float32)}}, "where 2 matrices are packed"),
+        ({"attn___query_norm": {"scale": np.ones((2, 4), np.float32)}}, "its embedding or norms have other shapes"),
+        ({"attn__q_einsum": {"w": None}}, "attn/q_einsum"),
+        ({"pre_ffw_norm": {"scale": np.ones(32, np.int32)}}, "pre_ffw_norm/scale is of type int32; weights are floating"),
+        ({"attn__q_einsum": {"a": np.ones((4, 32, 8), np.float32)}}, "q_proj"),
+    ],
+)
+def test_orbax_trees_of_another_shape_are_refused(tmp_path, golden, arch, changed, said):
+    folder = checkpoints.write_orbax(tmp_path / "other", golden, **changed)
+    with pytest.raises(UserError, match="other") as refused:
+        load_weights(folder, read_architecture(folder, arch), jnp.float32)
+    assert said in str(refused.value)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path, golden, arch, monkeypatch):
+    path = checkpoints.write_gguf(tmp_path / "model.gguf", golden)
+    monkeypatch.setattr(gguf, "GGUFReader", Mock(side_effect=PermissionError(13, "Permission denied")))
+    with pytest.raises(UserError, match=r"model\.gguf may not be read \(.*\); check its owner and its permissions"):
+        load_weights(path, arch, jnp.float32)
 
 
 def test_a_gguf_of_another_model_is_refused(tmp_path, golden, arch):

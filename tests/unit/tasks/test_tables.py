@@ -75,6 +75,10 @@ def test_a_split_may_lie_in_parts_as_the_hub_names_them(tmp_path):
             (tmp_path / name).write_text(lines({"question": f"{split}, {part}", "answer": "7"}))
     assert sorted(questions(tmp_path, "train", 1.0)) == ["train, 0", "train, 1", "train, 2"]
     assert questions(tmp_path, "test", 1.0) == ["test, 0"]
+    with (tmp_path / "train-00001-of-00003.jsonl").open("a") as part:
+        part.write("{}\n")
+    with pytest.raises(UserError, match=r"^[^,]*train-00001-of-00003\.jsonl, line 2: no field"):
+        questions(tmp_path, "train", 1.0)
     (tmp_path / "train-00001-of-00003.jsonl").unlink()
     for other in (None, "train-00007-of-00003.jsonl", "train-00000-of-00003.csv"):
         if other:
@@ -108,7 +112,7 @@ def test_parquet(tmp_path):
     parquet.write_table(pyarrow.table({"question": ["q1", "q2"], "answer": [1, None]}), tmp_path / "data.parquet")
     rows, bad = read_rows(str(tmp_path / "data.parquet"), None, "train", 1.0, LENIENT)
     assert rows == [Row("q1", "1")]
-    assert bad == ["line 2: the field 'answer' is empty"]
+    assert bad == [f"{tmp_path / 'data.parquet'}, line 2: the field 'answer' is empty"]
 
 
 @pytest.mark.parametrize("unit", ["us", "ns"])
@@ -200,7 +204,7 @@ def test_a_folder_without_data_and_a_file_of_another_kind_are_refused(tmp_path):
 BAD_ROWS = [
     ('{"question": "q"', "not JSON"),
     ("[1, 2]", "not a JSON object"),
-    ('{"question": "q"}', "no field 'answer'; the row has question"),
+    ('{"question": "q"}', "no field 'answer', which data.answer_field names; the row has question"),
     ('{"question": "q", "answer": null}', "the field 'answer' is empty"),
     ('{"question": "  ", "answer": "a"}', "the field 'question' is empty"),
     ("{}", "no fields"),
@@ -227,7 +231,7 @@ def test_a_malformed_row_stops_with_its_line_and_fault_or_is_counted(tmp_path, r
     rows, bad = read_rows(str(path), None, "train", 1.0, LENIENT)
     assert rows == [Row("q", "a"), Row("q", "a")]
     assert len(bad) == 1
-    assert bad[0].startswith("line 3: ")
+    assert bad[0].startswith(f"{path}, line 3: ")
 
 
 def test_a_file_that_is_not_utf8_says_what_to_save_it_in(tmp_path):
