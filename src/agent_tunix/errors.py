@@ -130,7 +130,9 @@ def _of_device(fault: BaseException) -> UserError | None:
 
 def _of_files(fault: OSError) -> UserError | None:
     full = f"Free some space. {GOING_ON}"
-    refused = "Check the path and its permissions; hydra.run.dir=<folder> or hydra.sweep.dir=<folder> writes elsewhere."
+    refused = (
+        "Check the path and its permissions; hydra.run.dir=<folder> or hydra.sweep.dir=<folder> puts what is new elsewhere."
+    )
     remedies = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), full)
     there = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
     remedies |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, *there), refused)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from agent_tunix.config import folders
 from agent_tunix.errors import UserError, interrupts_put_off
 
+BEST_OF_SWEEPERS = "optimization_results.yaml"
 LAUNCHER = {"_target_": "hydra_plugins.fused_launcher.FusedLauncher", "fuse": "auto"}
 ConfigStore.instance().store(group="hydra/launcher", name="fused", node=LAUNCHER, provider="agent-tunix")
 
@@ -128,5 +130,8 @@ class CloseSweep(Callback):
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         from agent_tunix.cli import answering, close_sweep
 
+        found = Path(config.hydra.sweep.dir) / BEST_OF_SWEEPERS
+        if found.exists():
+            found.write_text(re.sub(r"^( *)\+\+", r"\1", found.read_text(), flags=re.MULTILINE))  # as the user wrote keys
         with answering():  # Hydra would only warn of a fault, and exit with 0
             close_sweep(Path(config.hydra.sweep.dir))

@@ -57,11 +57,14 @@ def finite_weights(tmp_path: Path) -> bool:
 
 
 def test_an_absurd_rate_stops_with_the_remedy_of_the_reference(command, tmp_path):
-    outcome = command("train", *RUN, *ABSURD, "scheduler.lr_min=0.5")
+    folder = tmp_path / "more files"
+    (folder / "experiment").mkdir(parents=True)
+    (folder / "experiment" / "own.yaml").write_text("# @package _global_\nscheduler: {lr_min: 0.5}\n")
+    outcome = command("train", *RUN, *ABSURD, "--config-dir", str(folder), "+experiment=own")
     assert outcome.code == 3
     assert "diverged at step" in outcome.err
     assert "Ill (diverging" in (tmp_path / "run" / "report.html").read_text()
-    own = " ".join(RUN[:4])
+    own = " ".join([f"'--config-dir={folder}'", *RUN[:4]])
     assert f"train {own}" in outcome.err, "the command to try is that of this run"
     assert "optimizer.learning_rate=0.1 scheduler.lr_min=0.01" in outcome.err, "a rate below lr_min would be refused"
     assert "optimizer.max_grad_norm=0.01" in outcome.err

@@ -104,8 +104,10 @@ def test_a_sweep_started_again_in_its_folder_runs_what_is_missing(command, tmp_p
     with claimed(tmp_path / "sweep"):
         assert "is being written by another process" in command(*sweep_of_two).err
     assert [job["status"] for job in index(tmp_path / "sweep")["jobs"]] == ["completed", "completed"], "left as it was"
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(index(tmp_path / "sweep") | {"mode": "fused"}))
     outcome = command(*sweep_of_two)
     assert outcome.code == 0, outcome.err
+    assert index(tmp_path / "sweep")["mode"] == "fused, one after another", "the first part of it ran otherwise"
     assert (first / "report.html").exists()
     assert (first / "summary.json").stat().st_mtime_ns == untouched
     assert numbers(second / "metrics.jsonl") == wanted

@@ -34,4 +34,6 @@ def test_optuna_searches_by_held_out_accuracy(tmp_path):
     jobs = swept(tmp_path, *OPTUNA, "optimizer.learning_rate=tag(log,interval(1e-6,1e-4))")
     assert [job["status"] for job in jobs] == ["completed"] * 4
     best = max(job["final_eval"]["accuracy"] for job in jobs)
-    assert f"best_value: {best}" in (tmp_path / "sweep" / "optimization_results.yaml").read_text()
+    found = (tmp_path / "sweep" / "optimization_results.yaml").read_text()
+    assert f"best_value: {best}" in found
+    assert "best_params:\n  optimizer.learning_rate: " in found

@@ -93,9 +93,12 @@ def list_for_keys(arguments: Sequence[str]) -> str | None:
 
 
 def misplaced(mistake: Exception) -> str | None:
-    """For an override that OmegaConf stumbles over: a name where a list has indices."""
-    if not isinstance(mistake, TypeError | ValueError) or not _passed_through(mistake)[-1].startswith("omegaconf."):
+    """For an override that OmegaConf stumbles over: a name where a list has indices, a dictionary where nothing is."""
+    kinds = TypeError | ValueError | AttributeError
+    if not isinstance(mistake, kinds) or not _passed_through(mistake)[-1].startswith("omegaconf."):
         return None
+    if "hydra.sweeper.params" in str(mistake):
+        return "hydra.sweeper.params is for a file of configuration; here values are swept as in optimizer.eps=1e-8,1e-6"
     return f"An override does not fit the configuration ({mistake}).\n{PARTS}"
 
 

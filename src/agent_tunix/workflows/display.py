@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -15,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_tunix.config.folders import of_the_shell
+from agent_tunix.config.load import config_folder
 from agent_tunix.engine.metrics import Record
 
 LINES = 12  # lines printed over a run where there is no terminal to draw a bar on
@@ -136,6 +138,14 @@ def shell_command(verb: str) -> str:
     found = shutil.which("python")
     named = found is not None and _same_python(found, sys.executable)
     return f"{'python' if named else os.path.relpath(sys.executable, here)} {script}"
+
+
+def searched_too() -> list[str]:
+    """The `--config-dir` that the user gave, as an option for commands like this one; ./conf and ours are found without."""
+    sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
+    given = [Path(source.path).resolve() for source in sources if source.provider == "command-line"]
+    found = (config_folder(), of_the_shell().resolve() / "conf")
+    return [f"--config-dir={folder}" for folder in given if folder not in found]
 
 
 def _same_python(one: str, other: str) -> bool:

@@ -38,7 +38,7 @@ from agent_tunix.workflows.dry_run import USABLE, card, shapes
 from agent_tunix.workflows.examples import Notice
 from agent_tunix.workflows.gather import Run, foreseen
 from agent_tunix.workflows.report.page import report_on
-from agent_tunix.workflows.sweep_folder import labels, results, write_index
+from agent_tunix.workflows.sweep_folder import APART, labels, read_index, results, write_index
 from agent_tunix.workflows.train import Outcome, prepare, training
 
 INPUTS = (  # numbers that the compiled programs take as inputs, or that only the host reads
@@ -87,7 +87,7 @@ def train_all(
     if not all(job.folder.name.isdecimal() for job in jobs):
         raise UserError("hydra.sweep.subdir must stay the job's number; hydra.sweep.dir=<folder> says where the sweep goes.")
     folder.mkdir(parents=True, exist_ok=True)
-    modes = set[str]()
+    modes = set(str(read_index(folder)["mode"]).split(", ")) - {APART}  # of what is going on here
     overrides = {job.folder.name: job.overrides for job in jobs}
     unfinished = {job.folder: _unfinished(job) for job in jobs}
     grouped = groups(job for job in _labelled(jobs) if unfinished[job.folder])

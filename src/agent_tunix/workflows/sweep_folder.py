@@ -10,6 +10,7 @@ from pathlib import Path
 from agent_tunix.engine.metrics import Record, replace_text
 from agent_tunix.workflows.diagnosis.records import read_object
 
+APART = "apart"  # how jobs ran that no sweep of ours has trained
 RESULTS = ("status", "steps", "first_eval", "best_eval", "final_eval", "seconds", "rollbacks")
 
 
@@ -42,7 +43,7 @@ def _entry(known: Record, folder: Path, running: bool) -> Record:
 
 def read_index(folder: Path) -> Record:
     """What is there of sweep.json; the jobs' own folders make up for one that cannot be read."""
-    found = {"mode": "apart", "jobs": [], **read_object(folder / "sweep.json")}
+    found = {"mode": APART, "jobs": [], **read_object(folder / "sweep.json")}
     jobs = found["jobs"] if isinstance(found["jobs"], list) else []
     numbered = [job for job in jobs if isinstance(job, dict) and str(job.get("job")).isdecimal()]
     return found | {"jobs": [job | {"job": str(job["job"])} for job in numbered]}

@@ -71,6 +71,12 @@ def test_a_part_that_cannot_be_set_is_answered_with_how_parts_are_set(given, nam
             compose("config", hydra_arguments([advised]))
 
 
+def test_a_sweep_by_hydras_own_key_is_told_how_values_are_swept():
+    with initialize_config_dir(str(config_folder()), version_base="1.3"), pytest.raises(AttributeError) as mistake:
+        compose("config", hydra_arguments(['hydra.sweeper.params={optimizer.learning_rate:"1e-6,1e-5"}']), True)
+    assert answer(mistake.value).startswith("hydra.sweeper.params is for a file of configuration; here values are swept")
+
+
 def test_a_fault_that_is_not_of_an_override_is_not_taken_for_one():
     with pytest.raises(ValueError, match="literal") as fault:
         int("x")

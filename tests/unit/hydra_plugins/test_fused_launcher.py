@@ -70,6 +70,13 @@ def test_jobs_that_differ_in_values_are_what_hydra_would_compose():
     assert len(asked) == 5
 
 
+def test_what_a_sweeper_found_has_the_keys_as_they_were_written(tmp_path):
+    (tmp_path / "optimization_results.yaml").write_text("best_params:\n  ++optimizer.eps: 1e-8\n  optimizer: a++b\n")
+    CloseSweep().on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
+    found = (tmp_path / "optimization_results.yaml").read_text()
+    assert found == "best_params:\n  optimizer.eps: 1e-8\n  optimizer: a++b\n"
+
+
 def test_a_sweep_that_cannot_be_summed_up_ends_in_a_message_and_not_well(monkeypatch, capsys):
     """Hydra makes a warning of what a callback raises, and ends with exit code 0."""
 

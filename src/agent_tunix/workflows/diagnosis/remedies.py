@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from agent_tunix.config.load import config_folder, escaped, search_path
 from agent_tunix.workflows.diagnosis.records import RunRecords
-from agent_tunix.workflows.display import shell_command
+from agent_tunix.workflows.display import searched_too, shell_command
 
 # Groups with one file for each name a configuration can give: the group, the key of the name, how the file's name begins.
 NAMED_GROUPS = (
@@ -51,7 +51,7 @@ def less(overrides: Sequence[str], *beginnings: str) -> list[str]:
 
 
 def join(overrides: Sequence[str], verb: str = "train") -> str:
-    return " ".join([shell_command(verb), *(shlex.quote(override) for override in overrides)])
+    return " ".join([shell_command(verb), *map(shlex.quote, [*searched_too(), *overrides])])
 
 
 def scaled_rate(run: RunRecords, factor: float) -> dict[str, Any]:
