@@ -106,7 +106,7 @@ def _train(composed: DictConfig) -> float | None:
     from agent_tunix.workflows import train as workflow
 
     cfg, output = _agreed(anchored(validate(composed, Config))), _output()
-    goes_on = resumed(folder, HydraConfig.get().overrides.task) if (folder := cfg.training.resume) is not None else None
+    goes_on = resumed(cfg.training.resume, HydraConfig.get().overrides.task) if cfg.training.resume is not None else None
     if cfg.dry_run:
         if processes.first():
             dry_run.run(goes_on[0] if goes_on else cfg, _relative(output), console)
@@ -141,8 +141,8 @@ def _output() -> Path:
     return Path(processes.everyones(HydraConfig.get().runtime.output_dir)[0])
 
 
-def run_sweep(composed: Sequence[JobReturn], fuse: str) -> list[float]:
-    """Trains the jobs that Hydra has composed, as one sweep; returns the held-out accuracy of each."""
+def run_sweep(composed: Sequence[JobReturn], folder: Path, fuse: str) -> list[float]:
+    """Trains the jobs that Hydra has composed, as one sweep in a folder; returns the held-out accuracy of each."""
     from agent_tunix.workflows import sweep
 
     if fuse not in typing.get_args(sweep.Fuse):
@@ -155,7 +155,7 @@ def run_sweep(composed: Sequence[JobReturn], fuse: str) -> list[float]:
         )
         for cfg, job in zip(load.validate_all((job.cfg for job in composed), Config), composed, strict=True)  # type: ignore[misc]
     ]
-    return [_accuracy(summary) for summary in sweep.run(jobs, jobs[0].folder.parent, console, typing.cast(sweep.Fuse, fuse))]
+    return [_accuracy(summary) for summary in sweep.run(jobs, _relative(folder), console, typing.cast(sweep.Fuse, fuse))]
 
 
 def close_sweep(folder: Path) -> None:

@@ -39,7 +39,7 @@ class StoppedError(UserError):
 
 
 def unreadable(place: Any, fault: Exception, remedy: str) -> UserError:
-    """The error for what a library could not read: damaged, which the remedy mends, unless the system refused to read it."""
+    """For what a library could not read: the system refused it, or it is damaged, which the remedy mends."""
     if may_not_be_read(fault):
         return UserError(f"{place} may not be read ({fault}); check its owner and its permissions.")
     return UserError(f"{place} is damaged or half downloaded ({fault}); {remedy}.")

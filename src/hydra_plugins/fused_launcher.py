@@ -60,9 +60,10 @@ class FusedLauncher(BasicLauncher):
                 return super().launch(job_overrides, initial_job_idx)
             from agent_tunix.cli import run_sweep
 
-            accuracies = run_sweep(composed, self.fuse)
+            accuracies = run_sweep(composed, Path(self.config.hydra.sweep.dir), self.fuse)  # type: ignore[union-attr]
         finally:
-            folders.remove_empty(Path(job.hydra_cfg.hydra.runtime.output_dir) for job in composed)  # type: ignore[union-attr]
+            made = [Path(job.hydra_cfg.hydra.runtime.output_dir) for job in composed]  # type: ignore[union-attr]
+            folders.remove_empty([*made, *(folder.parent for folder in made)])
         for job, accuracy in zip(composed, accuracies, strict=True):
             job.return_value = accuracy
         return composed

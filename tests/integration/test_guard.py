@@ -131,6 +131,15 @@ def test_a_run_whose_batches_were_all_dropped_has_diverged(command, tmp_path, na
     assert advice.split()[-1] in examined
 
 
+def test_so_has_one_none_of_whose_updates_was_applied(command, tmp_path):
+    """Their numbers were written, but nothing was learnt."""
+    outcome = command("train", *RUN, "model.lora_alpha=1e38", "training.on_divergence=ignore")
+    assert outcome.code == 3
+    assert outcome.out.count("the batch is dropped") == 5
+    assert steps_written(tmp_path) == [1, 2, 3, 4, 5, 6]
+    assert summary(tmp_path)["status"] == "diverged"
+
+
 def test_an_exploding_kl_counts_as_divergence(command, tmp_path):
     outcome = command("train", *RUN, "optimizer.learning_rate=1e-5", "training.max_kl=1e-9")
     assert outcome.code == 3

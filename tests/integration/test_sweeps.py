@@ -92,6 +92,19 @@ def test_a_candidate_that_rolls_back_goes_on_at_its_own_pace(command, tmp_path):
     assert len(bad["rollbacks"]) > 0
 
 
+def test_jobs_with_other_numbers_of_problems_are_evaluated_each_by_its_own(command, tmp_path):
+    """Seeds make other problems, of which more or fewer are too long."""
+    asked = ["model=gemma3_tiny", "training.num_batches=1", "evaluation.num_examples=20", "evaluation.sampled=false"]
+    asked += ["data=arithmetic", "data.num_examples=256", "generation.max_prompt_length=27", "seed=4,5", "--multirun"]
+    for fuse in ("always", "never"):
+        outcome = command("train", *asked, f"hydra.launcher.fuse={fuse}", f"hydra.sweep.dir={fuse}")
+        assert outcome.code == 0, outcome.err
+    evaluated = [[read_records(tmp_path / fuse / job / "evals.jsonl") for job in "01"] for fuse in ("always", "never")]
+    assert evaluated[0] == evaluated[1]
+    assert len({records[0]["n"] for records in evaluated[0]}) == 2
+    assert evaluated[0][1][0]["accuracy"] > 0
+
+
 def test_a_sweep_started_again_in_its_folder_runs_what_is_missing(command, tmp_path):
     sweep_of_two = ["train", *RUN, "optimizer.learning_rate=1e-6,1e-5", "hydra.launcher.fuse=never"]
     sweep_of_two += ["hydra.sweep.dir=sweep", "--multirun"]
@@ -171,6 +184,7 @@ def test_the_basic_launcher_leaves_the_same_sweep_folder(command, tmp_path):
         ("optimizer.learning_rate=1e-5,-1", "optimizer.learning_rate=-1"),
         ("optimizer=adamw,adamx", "did you mean adamw?"),
         ("training.resume=a_run seed=1,2", "several jobs cannot go on in one folder"),
+        ("seed=1,2 hydra.sweep.subdir=in/${hydra:job.num}", "hydra.sweep.subdir must stay the job's number"),
     ],
 )
 def test_what_one_job_cannot_be_run_with_is_found_before_any_runs(command, tmp_path, fault, said):

@@ -8,6 +8,7 @@ program. Only the algorithm's name is a compile-time constant.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -121,7 +122,7 @@ ALGORITHMS: dict[str, Callable[[Hyperparameters], optax.GradientTransformation]]
 
 def init(params: Any, name: str = "adamw") -> Any:
     """The optimizer's state before the first update. No scalar changes it; beta1, which may be divided by, must not be 0."""
-    return _clipped(name, Hyperparameters(*[1.0] * 10)).init(params)
+    return _clipped(name, Hyperparameters(*[1.0] * len(dataclasses.fields(Hyperparameters)))).init(params)
 
 
 def step(grads: Any, state: Any, params: Any, h: Hyperparameters, name: str = "adamw") -> tuple[Any, Any, Any]:

@@ -118,7 +118,8 @@ def broken_file(mistake: Exception, arguments: Sequence[str]) -> str | None:
 
 def _own_files(arguments: Sequence[str]) -> list[Path]:
     """The user's own files of configuration."""
-    given = (Path(value) for option, value in itertools.pairwise(arguments) if option in ("--config-dir", "-cd"))
+    parts = [part for argument in arguments for part in (argument.split("=", 1) if argument[:1] == "-" else [argument])]
+    given = (Path(value) for option, value in itertools.pairwise(parts) if option in ("--config-dir", "-cd"))
     folders = [folder for folder in (*given, Path("conf")) if folder.resolve() != config_folder()]
     return [file for folder in folders for file in sorted(folder.rglob("*.yaml")) if file.is_file()]
 

@@ -179,7 +179,7 @@ class TrainingSection(Section):
     num_batches: Positive | None = Field(description="Batches per epoch, at most what the data holds; null: all of it.")
     num_epochs: Positive = Field(description="Epochs; each takes its batches from the training split in a new order.")
     train_fraction: float = Field(
-        gt=0, le=1, description="Share of the training data used; the rest is kept for validation."
+        gt=0, le=1, description="Share of the training data used; the rest is for validation (arithmetic makes its own)."
     )
     eval_every_n_steps: Positive | None = Field(description="Updates between evaluations; null: only before and after.")
     save_interval_steps: Positive | None = Field(description="Updates between checkpoints; null: only the last.")

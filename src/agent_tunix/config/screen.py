@@ -53,7 +53,7 @@ def _reader_left() -> bool:
 
 
 def send_nowhere(*outputs: int) -> None:
-    """Has nothing come of what is written to these outputs, which the system knows by numbers."""
+    """Discards what is written to these outputs from now on; they are file descriptors."""
     with open(os.devnull, "w") as nowhere:
         for output in outputs:
             os.dup2(nowhere.fileno(), output)

@@ -87,7 +87,7 @@ def _finite(state: TrainState) -> jax.Array:
 
 @dataclasses.dataclass
 class Kept:
-    """Which checkpoints stay, as orbax asks: the last few, and the last that was due, however many interruptions made."""
+    """Which checkpoints stay, as orbax asks: the last few, and the last due, which interruptions do not push out."""
 
     keep: int
     due: int | None = None

@@ -26,7 +26,7 @@ OUTPUTS = (1, 2)  # the system's numbers of standard output and standard error
 class Progress:
     """How far a run has come in its data, and what the guard has done; it is saved with every checkpoint.
 
-    `data` tells the examples that it learns from, in their order, from any others. `midway` says that it was saved because
+    `data` is a digest of the training examples in their order. `midway` says that it was saved because
     the run was interrupted or came to rest, and not because it was due or at its end.
     """
 

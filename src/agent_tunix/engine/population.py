@@ -39,7 +39,7 @@ from agent_tunix.types import Batch, Rollouts, TrainState
 class DeviceRequest(abc.ABC):
     """Asks for a call of a program over the weights; one call can answer the requests of several runs.
 
-    Those that a run may yield have a `kind`, equal for requests that one call can answer.
+    Each has a `kind`, equal for requests that one call can answer.
     """
 
     weights: Weights
@@ -62,8 +62,7 @@ class DeviceRequest(abc.ABC):
 
 def _send_to_host(arrays: Any) -> None:
     """Starts copying each array as soon as it is made: asking for many small ones, one after another, takes longer."""
-    for array in jax.tree.leaves(arrays):
-        array.copy_to_host_async()
+    jax.tree.map(lambda array: array.copy_to_host_async(), arrays)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +80,7 @@ class Sample(DeviceRequest):
 
     @property
     def kind(self) -> tuple:
-        return Sample, self.arch, self.sampling
+        return Sample, self.arch, self.sampling, len(self.draw.prompts.tokens_PS)
 
     @staticmethod
     def program(requests: Sequence[Sample]) -> Program:
@@ -193,12 +192,12 @@ class Probe(DeviceRequest):
     trainable: Trainable
     tokens_B1: np.ndarray
     arch: Architecture
+    kind = ("probe",)
 
     @staticmethod
     def program(requests: Sequence[Probe]) -> Program:
-        first = requests[0]
         members, tokens = zip(*((r.trainable, r.tokens_B1) for r in requests), strict=True)
-        return Program(_read_token, (first.weights, members, tokens), {"arch": first.arch})
+        return Program(_read_token, (requests[0].weights, members, tokens), {"arch": requests[0].arch})
 
 
 @partial(jax.jit, static_argnames="arch", compiler_options=compiler.OPTIONS)
@@ -220,7 +219,8 @@ class Foresight:
     @staticmethod
     def answer(foresights: Sequence[Foresight]) -> Sequence[None]:
         for requests in zip(*(f.requests for f in foresights), strict=True):
-            for program in requests[0].programs(requests):
+            alike = [r if r.kind == requests[0].kind else requests[0] for r in requests]  # others will be asked for apart
+            for program in requests[0].programs(alike):
                 ahead.begin(program, partial(on_mesh_of, requests[0].weights))
         return [None] * len(foresights)
 

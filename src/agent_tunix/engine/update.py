@@ -212,6 +212,10 @@ def _micro_batches(members: tuple, count: int):
 
 
 def _share_changed(old, new) -> jax.Array:
-    changed = jax.tree.map(lambda a, b: (a != b).sum(), old, new)
-    total = sum(leaf.size for leaf in jax.tree.leaves(old))
-    return sum(jax.tree.leaves(changed)) / total
+    """Counted row by row and added up in float32: all weights of 4B are more than an integer of 32 bits holds."""
+
+    def count(a: jax.Array, b: jax.Array) -> jax.Array:
+        return (a != b).sum(axis=tuple(range(1, a.ndim))).astype(jnp.float32).sum()
+
+    changed = jax.tree.leaves(jax.tree.map(count, old, new))
+    return jnp.stack(changed).sum() / float(sum(leaf.size for leaf in jax.tree.leaves(old)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -154,20 +154,16 @@ _turned.defvjp(_turn, _turn_back)
 def _by_scores(q_BTHN, q_positions_BT, segments, window) -> jax.Array:
     """One softmax over all segments, whose scores are never laid side by side; divided by its sum at the end."""
     scores = [_scores(q_BTHN, q_positions_BT, keys, positions, window) for keys, _, positions in segments]
-    top_BTH = _over(jnp.maximum, (_by_query(s.max(axis=-1), q_BTHN) for s in scores))
+    top_BTH = functools.reduce(jnp.maximum, (_by_query(s.max(axis=-1), q_BTHN) for s in scores))
     top_BTH = jax.lax.stop_gradient(top_BTH)
     shares = [jnp.exp(s - _by_key(top_BTH, keys)[..., None]) for s, (keys, _, _) in zip(scores, segments, strict=True)]
-    total_BTH = _over(jnp.add, (_by_query(share.sum(axis=-1), q_BTHN) for share in shares))
+    total_BTH = functools.reduce(jnp.add, (_by_query(share.sum(axis=-1), q_BTHN) for share in shares))
     read = [
         jnp.einsum("bktrs,bskn->bktrn", share.astype(q_BTHN.dtype), values)
         for share, (_, values, _) in zip(shares, segments, strict=True)
     ]
-    out_BTHN = _over(jnp.add, (_by_query(part, q_BTHN) for part in read))
+    out_BTHN = functools.reduce(jnp.add, (_by_query(part, q_BTHN) for part in read))
     return (out_BTHN / total_BTH[..., None]).astype(q_BTHN.dtype)
-
-
-def _over(combine: Callable[..., jax.Array], parts: Iterable[jax.Array]) -> jax.Array:
-    return functools.reduce(combine, parts)
 
 
 def _scores(q_BTHN, q_positions_BT, keys, positions, window) -> jax.Array:

@@ -21,9 +21,9 @@ from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.tasks import answers
 from agent_tunix.tasks.prompts import ANSWER, REASONING
 
-REWARD_FAULT = "the reward function"  # how a fault that a reward has caused begins
+REWARD_FAULT = "the reward function"  # how a divergence by a reward begins; a mistake in a function has a capital there
 TAKEN = ("mean", "std")  # names of metrics under reward/
-LARGEST = 1e18  # reward, as the spread of a group is made of squares in float32
+LARGEST = 1e18  # size of a reward: the spread of a group is made of squares in float32
 RewardFunction = Callable[[str, str, str], float]
 
 
@@ -71,7 +71,7 @@ class Scorer:
         with np.errstate(over="ignore", invalid="ignore"):
             total = np.asarray(sum(self.weights[name] * value for name, value in values.items()), np.float32)
         if (wrong := total[~(abs(total) <= LARGEST)]).size:
-            raise DivergenceError(f"{REWARD_FAULT}s with their weights sum up to {wrong[0]:g}, more than {LARGEST:g}")
+            raise DivergenceError(f"{REWARD_FAULT}s with their weights sum up to {wrong[0]:g}, not within +-{LARGEST:g}")
         return total
 
     def _one(self, name: str, prompt: str, completion: str, truth: str) -> float:

@@ -28,9 +28,9 @@ NEVER = Pause(lambda step: False)
 
 @dataclasses.dataclass(frozen=True)
 class Desk:
-    """Steps are written by and by: what is put off is done when the device has work, or before it must be there.
+    """What the host has to do for a run is put off until the device is busy, or until it is needed.
 
-    `by_steps` goes on by one with each of them: what the close of a run may need of Hydra takes a while to compose.
+    `by_steps` is advanced once a step: it composes, and so keeps at hand, what the close of the run asks Hydra for.
     """
 
     folder: RunFolder

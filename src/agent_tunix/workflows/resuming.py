@@ -22,7 +22,7 @@ from agent_tunix.workflows.gather import Run
 
 def restored(r: Run, path: Path, checkpoints: Checkpoints, fresh: TrainState, notice: Notice) -> tuple[TrainState, Progress]:
     """The state from which the run goes on, or begins; says how many recorded updates no checkpoint holds."""
-    state, progress = fresh, Progress(data=_told_apart(r.task.train))
+    state, progress = fresh, Progress(data=_digest(r.task.train))
     if checkpoints.steps():
         state, saved_progress = checkpoints.restore(fresh)
         _check(r, path, int(state.step), saved_progress.position)
@@ -75,8 +75,8 @@ def _check_data(r: Run, path: Path, before: str, now: str) -> None:
         )
 
 
-def _told_apart(examples: Sequence[Example]) -> str:
-    """A text that other examples, or the same in another order, would not have."""
+def _digest(examples: Sequence[Example]) -> str:
+    """A text that tells these examples, in this order, from any others."""
     return hashlib.sha256(repr([(e.question, e.answer, e.worked) for e in examples]).encode()).hexdigest()[:16]
 
 

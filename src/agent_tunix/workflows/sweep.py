@@ -84,7 +84,7 @@ def train_all(
     jobs: Sequence[Job], folder: Path, console: Console, shelf: setup.Shelf, interruption: Interruption, fuse: Fuse = "auto"
 ) -> list[Record]:
     """As `run`, for one of several sweeps of a process, which share what is loaded (`shelf`) and one interruption."""
-    if not all(job.folder.name.isdecimal() for job in jobs):
+    if not all(job.folder.name.isdecimal() and job.folder.parent == folder for job in jobs):
         raise UserError("hydra.sweep.subdir must stay the job's number; hydra.sweep.dir=<folder> says where the sweep goes.")
     folder.mkdir(parents=True, exist_ok=True)
     modes = set(str(read_index(folder)["mode"]).split(", ")) - {APART}  # of what is going on here

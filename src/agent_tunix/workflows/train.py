@@ -27,7 +27,7 @@ from agent_tunix.engine.metrics import (
     Record,
     claimed,
     cost_record,
-    last_step,
+    read_records,
     replace_text,
     run_folder,
     update_record,
@@ -120,7 +120,7 @@ def _in_folder(
     if processes.first():
         replace_text(path / "config.yaml", config_text(r.cfg))
     display.begin(int(state.step))
-    commands = ways_to(r.cfg.model_dump(mode="json")) if ahead.serves() else iter(())  # a CPU has no time to spare
+    commands = ways_to(r.cfg.model_dump(mode="json")) if ahead.serves() else iter(())  # for Desk.by_steps; a CPU has no time
     rollbacks = list(progress.rollbacks)
     desk = Desk(folder, checkpoints, display, interruption, pause, asked_ahead(r), rollbacks, by_steps=commands)
     status, fault = "failed", ""
@@ -233,7 +233,8 @@ def recover(r: Run, state: TrainState, progress: Progress, fault: str, desk: Des
 def _in_vain(r: Run, progress: Progress, desk: Desk) -> bool:
     """Whether this is the last batch, and all before it were dropped too."""
     last = progress.position + 1 == r.plan.total_batches
-    return last and processes.any_of(processes.first() and not last_step(desk.folder.path))
+    applied = processes.first() and any(r.get("update_survival") for r in read_records(desk.folder.path / "metrics.jsonl"))
+    return last and not processes.any_of(applied)
 
 
 def evaluate_policy(r: Run, state: TrainState, desk: Desk) -> Conversation[list[Record]]:

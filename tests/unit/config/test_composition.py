@@ -138,4 +138,5 @@ def test_a_file_that_is_a_list_is_named_and_not_what_is_laid_over_it(laid_over_i
         compose("config", given)
     named = answer(mistake.value, ["--config-dir", str(tmp_path), "optimizer=mine"])
     assert named == f"{tmp_path}/optimizer/mine.yaml holds a list, not keys and values."
+    assert named == answer(mistake.value, [f"--config-dir={tmp_path}", "optimizer=mine"])
     assert "mine.yaml" not in answer(mistake.value, ["--config-dir", str(tmp_path), "optimizer=adamw"])

@@ -171,7 +171,13 @@ def test_batches_are_padded_on_the_right_to_the_widest():
 @pytest.mark.parametrize(
     ("request_of", "static"),
     [
-        (Sample, {"sampling": [Sampling(None, 1.0, 8, 4, (1,), 0), Sampling(50, 1.0, 8, 4, (1,), 0)]}),
+        (
+            Sample,
+            {
+                "sampling": [Sampling(None, 1.0, 8, 4, (1,), 0), Sampling(50, 1.0, 8, 4, (1,), 0)],
+                "draw": [Draw(None, Prompts(np.ones((rows, 3)), np.ones((rows, 3))), None) for rows in (2, 4)],
+            },
+        ),
         (Reference, {"micro_batches": [1, 2]}),
         (Update, {"micro_batches": [1, 2], "optimizer": ["adamw", "lion"]}),
     ],

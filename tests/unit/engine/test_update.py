@@ -196,6 +196,12 @@ def test_survival_is_the_share_of_weights_that_changed():
     assert update_module._share_changed(old, new) == 0.25
 
 
+def test_survival_is_counted_where_there_are_more_weights_than_32_bits_count():
+    """As all weights of 4B: only traced, not computed."""
+    many = {name: jax.ShapeDtypeStruct((34, 2560, 30_000), jnp.float32) for name in "ab"}
+    assert jax.eval_shape(update_module._share_changed, many, many).dtype == jnp.float32
+
+
 def test_all_weights_can_be_trained_by_demonstrations(weights, batch, update):
     """The warm start: no sampler, no reference, advantage 1; the loss is the cross-entropy, and it falls."""
     shown = dataclasses.replace(batch, old_logprobs_BC=None, reference_logprobs_BC=None, advantages_B=jnp.ones(6))

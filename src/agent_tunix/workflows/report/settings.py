@@ -5,11 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
-
 from agent_tunix.workflows.diagnosis.records import RunRecords
-from agent_tunix.workflows.diagnosis.remedies import composed_leaves, leaves, value_text
+from agent_tunix.workflows.diagnosis.remedies import UNREADABLE, composed_leaves, leaves, value_text
 
 UNSET = "not set"
 
@@ -35,8 +32,8 @@ def settings(runs: Sequence[RunRecords]) -> list[Setting]:
 
 
 def _shipped() -> dict[str, object]:
-    """The defaults; without them (a `conf` folder that does not compose) nothing is marked."""
+    """The defaults; where even the shipped files do not compose there are none, and nothing is marked."""
     try:
         return composed_leaves()
-    except (HydraException, OmegaConfBaseException):
+    except UNREADABLE:
         return {}
