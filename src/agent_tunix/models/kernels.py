@@ -34,7 +34,7 @@ ACCUMULATED = 2**13  # numbers that a program holds in registers without spillin
 SHARES = 6  # of a split product, at most
 SPLIT_PROGRAMS = 220  # of a split product, at most
 SHARED_MEMORY = 220 * 2**10  # bytes of a multiprocessor that loads under way may take
-MULTIPROCESSORS = 132
+MULTIPROCESSORS = 132  # of the GPU that tiles were chosen on
 FLOAT32 = jnp.float32
 
 

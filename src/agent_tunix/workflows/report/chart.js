@@ -231,7 +231,7 @@ class ChartView {
     const range = p.length > 2 ? make("small", {}, ` ${percentage(p[2])} to ${percentage(p[3])}`) : null;
     const beside = p[0] === this.cursor ? "" : ` at ${number(p[0])}`;
     const name = (note ?? (this.chart.series.length > 1 ? one.name : "")) + beside;
-    return make("div", { class: "row" }, make("span", { class: "swatch", colour }), make("b", {}, this.value(p[1])), ` ${name}`, range);
+    return make("div", {}, make("span", { class: "swatch", colour }), make("b", {}, this.value(p[1])), ` ${name}`, range);
   }
 
   leave() {
