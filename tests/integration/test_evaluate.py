@@ -209,6 +209,15 @@ def test_the_answer_given_most_often_is_the_majoritys():
     assert record["pass@4"] == 1
 
 
+def test_what_does_not_keep_to_the_format_has_no_vote():
+    """A majority of eight is never more than one of the eight."""
+    given = ["44+35 <answer>79</answer>"] * 7 + ["<reasoning>so</reasoning><answer>78</answer>"]
+    record = grade([Example("q", "79", (1,))], [given])
+    assert record["majority_accuracy"] == record["pass@8"] == 0
+    record = grade([Example("q", "79", (1,))], [[text.replace("78", "79") for text in given]])
+    assert record["majority_accuracy"] == 1
+
+
 def test_an_answer_written_in_several_ways_is_one_answer():
     given = ("7", "7", "18", "$18.00", "18 apples")
     record = grade([Example("q", "18", (1,))], [[f"<reasoning>so</reasoning><answer>{one}</answer>" for one in given]])

@@ -60,7 +60,9 @@ def half_decades(rate: float, up: int = 0) -> float:
 
 def warnings(cfg: Config, num_examples: int | None = None) -> list[str]:
     """One line for each unusual setting."""
-    return [line for line in (_rate(cfg, num_examples), *_optimizer(cfg), _betas(cfg), _rewards(cfg)) if line]
+    return [
+        line for line in (_rate(cfg, num_examples), *_optimizer(cfg), _betas(cfg), _rewards(cfg), _unwatched(cfg)) if line
+    ]
 
 
 def _rate(cfg: Config, num_examples: int | None) -> str | None:
@@ -114,3 +116,12 @@ def _rewards(cfg: Config) -> str | None:
     if weighty or cfg.training.method == "supervised":
         return None
     return "reward.weights are all 0: no completion is better than another, and nothing can be learnt; give one a weight"
+
+
+def _unwatched(cfg: Config) -> str | None:
+    if cfg.grpo.beta or cfg.training.method == "supervised":
+        return None
+    return (
+        "grpo.beta=0: the reference is not read, so that no KL is known, and none above training.max_kl is seen; "
+        "set grpo.beta=1e-6 to have it measured"
+    )

@@ -115,8 +115,12 @@ def _leniently_right(completion: str, truth: str) -> bool:
 
 
 def _majority_right(completions: Sequence[str], truth: str) -> bool:
-    """Whether the answer given most often (the earliest among equals) is right; 18 and 18.00 are one answer."""
-    votes = Counter(text for text in map(answers.tagged_answer, completions) if text is not None)
+    """Whether the answer given most often (the earliest among equals) is right; 18 and 18.00 are one answer.
+
+    Those who do not keep to the format have no vote, as they would not count as right.
+    """
+    given = map(answers.tagged_answer, filter(answers.well_formed, completions))
+    votes = Counter(text for text in given if text is not None)
     if not votes:
         return False
     winner = max(votes, key=lambda text: sum(votes[other] for other in votes if answers.same_answer(other, text)))

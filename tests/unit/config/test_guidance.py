@@ -101,3 +101,9 @@ def test_rewards_without_a_weight_are_warned_of():
     assert line.startswith("reward.weights are all 0")
     for weighty in (none[:3], [*none, "+reward.functions.mine=a.b"], [*none, "training.method=supervised"]):
         assert warnings(config(rate, *weighty)) == []
+
+
+def test_without_a_reference_no_kl_is_watched_and_that_is_said():
+    assert not any("training.max_kl" in line for line in warnings(config()))
+    assert any("none above training.max_kl is seen" in line for line in warnings(config("grpo.beta=0")))
+    assert not any("max_kl" in line for line in warnings(config("grpo.beta=0", "training.method=supervised")))

@@ -15,6 +15,7 @@ Symptom = Callable[[RunRecords], Finding | None]
 # Of equal severity, the first in this list is shown first: causes before what they cause.
 SYMPTOMS: tuple[Symptom, ...] = (
     optimizer.diverging,
+    optimizer.dropped,
     grpo.wrong_reward,
     optimizer.collapsed,
     grpo.kl_runaway,
@@ -46,6 +47,7 @@ EXPLAINS = {
     "reward against accuracy": IDLE | {"policy collapse", "oscillating", "overfitting", "KL runaway"},
     "completions are noise": IDLE | {"no signal", "answers truncated", "rewards never positive"},
     "answers truncated": IDLE | {"no signal", "rewards never positive", "entropy collapse"},
+    "KL runaway": IDLE,
     "no signal": IDLE,
     "rewards never positive": IDLE,
     "entropy collapse": IDLE,

@@ -44,6 +44,7 @@ SURVIVAL = 0.1  # share of weights an update changed; float32 adapters are above
 LATE_PEAK = 0.7  # share of the run before the rate's peak; the reference calls 0.2 a strong warm-up
 SPENT = 0.05  # share of the peak under which a rate no longer teaches
 FAR_ABOVE = 10.0  # times max_grad_norm
+MANY_LOST = 0.1  # share of updates
 GAIN = 0.15  # accuracy that evaluations must be able to show before its absence counts
 CORE = ("loss", "grad_norm", "update_norm", "kl", "entropy", "reward/mean")
 
@@ -73,6 +74,19 @@ def diverging(run: RunRecords) -> Finding | None:
     clipping = {"optimizer.max_grad_norm": 0.01} if run.number("optimizer.max_grad_norm", 1.0) > 0.01 else {}
     evidence = "; ".join(signs) + ": the learning rate is too high"
     return Finding("diverging", severity, evidence, rerun(run, {**lower_rate(run), **clipping}))
+
+
+def dropped(run: RunRecords) -> Finding | None:
+    """Updates that `training.on_divergence=ignore` left out: not applied, or, where a reward was no number, not computed."""
+    rates = dict(run.series("lr"))
+    last = max([*rates, *(accuracy.step for accuracy in run.accuracies())], default=0)
+    lost = {step for step, survival in run.series("update_survival") if survival == 0 and rates.get(step)}
+    lost |= set(range(1, last + 1)) - set(rates)
+    if run.setting(GUARD) != "ignore" or not lost:
+        return None
+    evidence = f"{len(lost)} of {last} updates were dropped, as numbers were out of hand ({step_range(sorted(lost))})"
+    severity = Severity.SERIOUS if len(lost) > MANY_LOST * last else Severity.MILD
+    return Finding("batches dropped", severity, f"{evidence}; to stop at the first says why", rerun(run, {GUARD: "stop"}))
 
 
 def _faults(run: RunRecords) -> list[str]:
@@ -160,8 +174,8 @@ def slow(run: RunRecords) -> Finding | None:
         small = loss is not None and loss.late > 0.8 * loss.early
         evidence = f"loss fell only from {loss.early:.3g} to {loss.late:.3g}" if loss else ""
     else:
-        kl = late(run.values("kl"))
-        small = kl is not None and 0 < kl < KL_SLOW and still_climbing(run)
+        kl = late(run.values("kl")) or 0.0
+        small = 0 < kl < KL_SLOW and still_climbing(run)
         evidence = f"{progress(run)} and still rising, kl only {kl:.2g} nats a token"
     if not small:
         return None
@@ -210,10 +224,13 @@ def clipped_gradients(run: RunRecords) -> Finding | None:
     if not norms or limit <= 0 or min(norms) < FAR_ABOVE * limit or not_learning(run) is None or stands_still(run) is None:
         return None
     evidence = (
-        f"the gradient norm was between {min(norms):.2g} and {max(norms):.2g}, always far above max_grad_norm={limit:g}; "
-        "Adam's steps do not grow with the gradient, so this seldom matters there"
+        f"the gradient norm was between {min(norms):.2g} and {max(norms):.2g}, always far above max_grad_norm={limit:g}"
     )
     remedy = rerun(run, {"optimizer.max_grad_norm": max(1.0, rounded(FAR_ABOVE * limit))})
+    if run.setting("optimizer.optimizer_name") == "sgd":
+        evidence += ", and sgd's steps are as long as what is left of it times the rate"
+        return Finding("gradients clipped on every step", Severity.SERIOUS, evidence, remedy)
+    evidence += "; Adam's steps do not grow with the gradient, so this seldom matters there"
     return Finding("gradients clipped on every step", Severity.MILD, evidence, remedy)
 
 

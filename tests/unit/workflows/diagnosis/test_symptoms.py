@@ -13,7 +13,7 @@ from made_up_runs import FLAT_REWARD, changed, run_of
 from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.tasks.rewards import REWARD_FAULT
-from agent_tunix.workflows.diagnosis import grpo
+from agent_tunix.workflows.diagnosis import grpo, optimizer
 from agent_tunix.workflows.diagnosis.examination import EXPLAINS, diagnose, early_warnings, examine
 from agent_tunix.workflows.diagnosis.finding import Severity
 from agent_tunix.workflows.diagnosis.records import RunRecords, difference, trend
@@ -44,6 +44,7 @@ ILL = {
     "sampler/trainer mismatch": {"accuracies": (0.4, 0.4), "mismatch__kl": 0.05, **FLAT_REWARD},
     "clipping on every step": {"accuracies": (0.4, 0.4), "clip_fraction": 0.3, **FLAT_REWARD},
     "warm-up as long as the run": {"accuracies": (0.4, 0.4), "lr": lambda step: 1e-5 * step / 24, **FLAT_REWARD},
+    "batches dropped": {"update_survival": lambda step: 0.0 if step % 2 else 1.0},
     "rate spent early": {"accuracies": (0.4, 0.4), "lr": lambda step: 1e-5 if step < 4 else 1e-8, **FLAT_REWARD},
     "updates that do not survive": {"accuracies": (0.4, 0.4), "update_survival": 0.01, **FLAT_REWARD},
     "reward against accuracy": {"accuracies": (0.6, 0.2)},
@@ -53,7 +54,8 @@ ILL = {
 
 @pytest.mark.parametrize("illness", ILL)
 def test_each_illness_comes_first_where_it_is_the_only_one(illness, config):
-    report = examine(run_of(config, **ILL[illness]))
+    own = changed(config, **OF_RUNS[illness]) if illness == "batches dropped" else config
+    report = examine(run_of(own, **ILL[illness]))
     assert report.verdict == "ill"
     assert report.findings[0].illness == illness
 
@@ -62,6 +64,7 @@ OF_RUNS = {  # what a run has set that can have such an illness
     "sampler/trainer mismatch": {"model__dtype": "bfloat16"},
     "clipping on every step": {"grpo__num_iterations": 2},
     "completions are noise": {"training__init_from": "runs/ruined"},
+    "batches dropped": {"training__on_divergence": "ignore"},
     "rate spent early": {"scheduler__total_steps": 5},
     "warm-up as long as the run": {"scheduler__warmup_steps": 24},
 }
@@ -77,6 +80,37 @@ def test_every_remedy_is_a_command_that_is_accepted_and_changes_something(illnes
         with initialize_config_dir(str(config_folder()), version_base="1.3"):
             composed = compose("config", [f"+experiment{overrides[0]}", *(f"++{o}" for o in overrides[1:])])
         assert validate(composed, Config) != validate(own, Config)
+
+
+def test_updates_that_were_never_computed_are_dropped_too(config):
+    """Where a reward was no number there is no line; where the rate is zero, nothing was dropped."""
+    ignoring = changed(config, training__on_divergence="ignore")
+    run = run_of(ignoring, update_survival=lambda step: float(step > 1), lr=lambda step: 1e-5 * (step > 1))
+    assert optimizer.dropped(run) is None
+    lost = optimizer.dropped(dataclasses.replace(run, metrics=run.metrics[:-2]))
+    assert lost.evidence.startswith("2 of 24 updates were dropped, as numbers were out of hand (2 steps from 23 to 24)")
+    assert lost.severity == Severity.MILD
+    assert optimizer.dropped(dataclasses.replace(run, config=config, metrics=run.metrics[:-2])) is None
+
+
+def test_a_run_without_kl_is_examined_all_the_same(config):
+    run = run_of(config, accuracies=(0.4, 0.5, 0.6))
+    for record in run.metrics:
+        del record["kl"]
+    assert "slow convergence" not in [finding.illness for finding in diagnose(run)]
+
+
+def test_a_policy_that_runs_away_is_not_told_of_small_groups(config):
+    own = changed(config, grpo__num_generations=4)
+    findings = diagnose(run_of(own, steps=60, accuracies=(0.4, 0.4), kl=lambda step: step / 20, **FLAT_REWARD))
+    assert "not learning" not in [finding.illness for finding in findings]
+
+
+def test_clipping_matters_where_steps_grow_with_the_gradient(config):
+    still = run_of(changed(config, optimizer__optimizer_name="sgd"), **ILL["not learning"])
+    found = optimizer.clipped_gradients(still)
+    assert found.severity == Severity.SERIOUS
+    assert "Adam" not in found.evidence
 
 
 def test_what_a_run_has_already_is_not_advised(config):
