@@ -131,8 +131,10 @@ class CloseSweep(Callback):
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         from agent_tunix.cli import answering, close_sweep
 
-        found = Path(config.hydra.sweep.dir) / BEST_OF_SWEEPERS
-        if found.exists():
-            found.write_text(re.sub(r"^( *)\+\+", r"\1", found.read_text(), flags=re.MULTILINE))  # as the user wrote keys
         with answering():  # Hydra would only warn of a fault, and exit with 0
+            found = Path(config.hydra.sweep.dir) / BEST_OF_SWEEPERS
+            if found.exists():
+                found.write_text(
+                    re.sub(r"^( *)\+\+", r"\1", found.read_text(), flags=re.MULTILINE)
+                )  # as the user wrote keys
             close_sweep(Path(config.hydra.sweep.dir))

@@ -18,20 +18,18 @@ from agent_tunix.models.gemma3 import Architecture
 MARKS = ("_METADATA", "manifest.ocdbt")
 LAYOUT = "Gemma 3 in the layout of google-deepmind/gemma"
 NOT_TEXT = ("vision_encoder", "siglip_encoder", "SigLiPFromPatches", "embedder/mm_")
-PACKED = {
-    "attn/q_einsum": ["self_attn.q_proj"],
-    "attn/kv_einsum": ["self_attn.k_proj", "self_attn.v_proj"],
-    "attn/attn_vec_einsum": ["self_attn.o_proj"],
-    "mlp/gating_einsum": ["mlp.gate_proj", "mlp.up_proj"],
-    "mlp/linear": ["mlp.down_proj"],
-}
-NORMS = {
-    "attn/_query_norm": "self_attn.q_norm",
-    "attn/_key_norm": "self_attn.k_norm",
-    "pre_attention_norm": "input_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    "pre_ffw_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
+IN_LAYERS = {  # Hugging Face's names for a tensor of a layer: two where two matrices are packed along the first axis
+    "attn/q_einsum/w": ["self_attn.q_proj"],
+    "attn/kv_einsum/w": ["self_attn.k_proj", "self_attn.v_proj"],
+    "attn/attn_vec_einsum/w": ["self_attn.o_proj"],
+    "mlp/gating_einsum/w": ["mlp.gate_proj", "mlp.up_proj"],
+    "mlp/linear/w": ["mlp.down_proj"],
+    "attn/_query_norm/scale": ["self_attn.q_norm"],
+    "attn/_key_norm/scale": ["self_attn.k_norm"],
+    "pre_attention_norm/scale": ["input_layernorm"],
+    "post_attention_norm/scale": ["post_attention_layernorm"],
+    "pre_ffw_norm/scale": ["pre_feedforward_layernorm"],
+    "post_ffw_norm/scale": ["post_feedforward_layernorm"],
 }
 
 
@@ -127,15 +125,14 @@ def _nested(path: tuple[str, ...], leaf):
 
 
 def _names(stored: str) -> list[str]:
-    """Hugging Face's names for a stored tensor: several where it is packed along its first axis, its own if it has none."""
+    """Hugging Face's names for a stored tensor, which keeps its own if there are none."""
     if stored == "embedder/input_embedding":
         return ["model.embed_tokens.weight"]
     if stored == "final_norm/scale":
         return ["model.norm.weight"]
     layer, _, rest = stored.partition("/")
-    module, _, leaf = rest.rpartition("/")
-    modules = [NORMS[module]] if module in NORMS and leaf == "scale" else PACKED.get(module, []) if leaf == "w" else []
-    return [f"model.layers.{layer.removeprefix('layer_')}.{name}.weight" for name in modules] or [stored]
+    prefix = f"model.layers.{layer.removeprefix('layer_')}"
+    return [f"{prefix}.{name}.weight" for name in IN_LAYERS.get(rest, ())] or [stored]
 
 
 def _huggingface_layout(name: str, value: np.ndarray) -> np.ndarray:
@@ -152,4 +149,5 @@ def _huggingface_shape(name: str, stored: tuple[int, ...], packed: int) -> tuple
         return stored
     if packed > 1 and stored[0] != packed:
         raise ValueError(f"{stored}, where {packed} matrices are packed")
-    return _huggingface_layout(name, np.broadcast_to(np.zeros(()), stored[packed > 1 :])).shape
+    shape = stored[1:] if packed > 1 else stored
+    return _huggingface_layout(name, np.broadcast_to(np.zeros(()), shape)).shape

@@ -78,11 +78,13 @@ def diverging(run: RunRecords) -> Finding | None:
 
 def dropped(run: RunRecords) -> Finding | None:
     """Updates that `training.on_divergence=ignore` left out: not applied, or, where a reward was no number, not computed."""
+    if run.setting(GUARD) != "ignore":
+        return None
     rates = dict(run.series("lr"))
     last = max([*rates, *(accuracy.step for accuracy in run.accuracies())], default=0)
     unapplied = [step for step, survival in run.series("update_survival") if survival == 0 and rates.get(step)]
     lost = len(unapplied) + last - len(rates)
-    if run.setting(GUARD) != "ignore" or lost <= 0:
+    if lost <= 0:
         return None
     evidence = f"{lost} of {last} updates were dropped, as numbers were out of hand"
     severity = Severity.SERIOUS if lost > MANY_LOST * last else Severity.MILD
