@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from memory import architecture
+from shipped import architecture
 
 from agent_tunix.models import gemma3
 from agent_tunix.models.gemma3 import Architecture, Weights

@@ -21,7 +21,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from memory import TEMPERATURE, architecture, random_weights
+from memory import TEMPERATURE, random_weights
+from shipped import architecture
 
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine.rollout import Draw, Sampling, sample

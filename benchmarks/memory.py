@@ -14,10 +14,9 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from omegaconf import OmegaConf
+from shipped import architecture
 
 from agent_tunix.algorithm.optimizers import Hyperparameters
-from agent_tunix.config.schema import ArchitectureSection
 from agent_tunix.engine.rollout import Draw, Sampling, sample
 from agent_tunix.engine.update import init_state, reference_logprobs, update
 from agent_tunix.models import kernels, lora
@@ -29,13 +28,6 @@ from agent_tunix.types import Batch
 from agent_tunix.workflows.memory import Shapes, estimate
 
 TEMPERATURE = 0.9
-
-
-def architecture(size: str) -> Architecture:
-    section = OmegaConf.to_container(OmegaConf.load(f"conf/model/gemma3_{size}.yaml").architecture)
-    numbers = ArchitectureSection.model_validate(section).model_dump()
-    query_scale = numbers.pop("query_pre_attn_scalar") ** -0.5
-    return Architecture(**numbers, query_scale=query_scale)
 
 
 def peak_gb() -> float:

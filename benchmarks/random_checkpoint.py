@@ -14,14 +14,12 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from omegaconf import OmegaConf
 from race import BOS, EOS, NAMED, PAD, UNKNOWN
+from shipped import model_section
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from agent_tunix.config.load import config_folder
-from agent_tunix.config.schema import ModelSection
 from agent_tunix.models.weights import init_weights, save_weights
 from agent_tunix.workflows.setup import architecture
 
@@ -39,9 +37,7 @@ def write_tokenizer(folder: Path, vocabulary: int) -> None:
 
 def main() -> None:
     size, folder, *tokenizer = sys.argv[1:]
-    loaded = OmegaConf.to_container(OmegaConf.load(config_folder() / "model" / f"gemma3_{size}.yaml"))
-    loaded.pop("defaults", None)
-    section = ModelSection.model_validate(loaded)
+    section = model_section(size)
     arch, dtype = architecture(section), jnp.dtype(section.dtype)
     save_weights(Path(folder), init_weights(jax.random.key(0), arch, dtype), arch, dtype)
     if tokenizer:

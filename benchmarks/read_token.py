@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from decode import learnt_adapters
-from memory import architecture
+from shipped import architecture
 
 from agent_tunix.engine import compiler
 from agent_tunix.models import decoding, gemma3, lora, token_kernel

@@ -16,11 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from omegaconf import OmegaConf
+from shipped import architecture
 from transformers import AutoModelForCausalLM
 
-from agent_tunix.config.load import config_folder
-from agent_tunix.config.schema import ModelSection
 from agent_tunix.engine.rollout import Draw, Sampling, sample
 from agent_tunix.models import gemma3
 from agent_tunix.models.tokenizer import load_tokenizer
@@ -30,38 +28,53 @@ from agent_tunix.workflows import setup
 
 PROMPTS = ("The capital of France is", "2 + 2 =", "Water boils at a temperature of", "Once upon a time, there was a")
 FILLER = " The quick brown fox jumps over the lazy dog." * 60  # longer than the window of 512
+NEW_TOKENS = 24
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     args = parser.parse_args()
-    section = OmegaConf.to_container(OmegaConf.load(config_folder() / "model" / "gemma3_270m.yaml"))
-    started = time.perf_counter()
-    arch = setup.architecture(ModelSection.model_validate(section))
-    if read_architecture(args.file, arch) != arch:
-        raise SystemExit(f"{args.file} is not gemma3_270m")
-    weights = load_weights(args.file, arch, jnp.float32)
-    model = setup.Model(arch, load_tokenizer(args.file), weights, lambda: weights)
+    model = load(args.file)
+    ids = [[model.tokenizer.begin_id, *model.tokenizer.encode(text)] for text in (*PROMPTS, FILLER)]
+    tokens_BC = continue_greedily(model, ids[:-1])
+    theirs = AutoModelForCausalLM.from_pretrained(args.file.parent, gguf_file=args.file.name, dtype=torch.float32).eval()
+    compare_embeddings(model, theirs)
+    compare_logits(model, theirs, ids)
+    compare_continuations(model, theirs, ids[:-1], tokens_BC)
+
+
+def load(file: Path) -> setup.Model:
+    started, arch = time.perf_counter(), architecture("270m")
+    if read_architecture(file, arch) != arch:
+        raise SystemExit(f"{file} is not gemma3_270m")
+    weights = load_weights(file, arch, jnp.float32)
+    model = setup.Model(arch, load_tokenizer(file), weights, lambda: weights)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(f"loaded in {time.perf_counter() - started:.1f} s, peak {peak:.2f} GB")
+    return model
 
-    ids = [[model.tokenizer.begin_id, *model.tokenizer.encode(text)] for text in (*PROMPTS, FILLER)]
-    batch = left_pad(ids[:-1], max(map(len, ids[:-1])), model.tokenizer.pad_id)
-    greedy = Sampling(None, 1.0, 24, 1, model.tokenizer.end_ids, model.tokenizer.pad_id, greedy=True)
+
+def continue_greedily(model: setup.Model, ids: list[list[int]]) -> np.ndarray:
+    """What our sampler makes of the prompts."""
+    tokenizer = model.tokenizer
+    batch = left_pad(ids, max(map(len, ids)), tokenizer.pad_id)
+    greedy = Sampling(None, 1.0, NEW_TOKENS, 1, tokenizer.end_ids, tokenizer.pad_id, greedy=True)
     (drawn,) = sample(model.weights, (Draw(None, batch, jax.random.key(0)),), arch=model.arch, sampling=greedy)
-    for text, row in zip(PROMPTS, np.asarray(drawn.tokens_BC), strict=True):
-        print(f"{text!r} -> {model.tokenizer.decode(row)!r}")
+    tokens_BC = np.asarray(drawn.tokens_BC)
+    for text, row in zip(PROMPTS, tokens_BC, strict=True):
+        print(f"{text!r} -> {tokenizer.decode(row)!r}")
+    return tokens_BC
 
-    theirs = AutoModelForCausalLM.from_pretrained(args.file.parent, gguf_file=args.file.name, dtype=torch.float32).eval()
-    differing = sum(
-        int((torch.tensor(np.asarray(value)) != theirs.state_dict()[name]).sum())
-        for name, value in (
-            ("model.embed_tokens.weight", model.weights.embed_VD),
-            ("model.norm.weight", model.weights.final_norm_D),
-        )
-    )
+
+def compare_embeddings(model: setup.Model, theirs: torch.nn.Module) -> None:
+    ours = {"model.embed_tokens.weight": model.weights.embed_VD, "model.norm.weight": model.weights.final_norm_D}
+    found = theirs.state_dict()
+    differing = sum(int((torch.tensor(np.asarray(value)) != found[name]).sum()) for name, value in ours.items())
     print(f"embedding and final norm: {differing} values differ from transformers'")
+
+
+def compare_logits(model: setup.Model, theirs: torch.nn.Module, ids: list[list[int]]) -> None:
     forward = jax.jit(lambda w, t, p: gemma3.unembed(w, gemma3.forward(w, None, model.arch, t, p)[0]))
     for row in ids:
         tokens = np.array([row])
@@ -72,11 +85,15 @@ def main() -> None:
         largest = np.abs(found).max()
         print(f"{len(row)} tokens: logits up to {largest:.0f} differ by at most {np.abs(ours - found).max():.1e}", end=", ")
         print(f"the likeliest token is the same at {same:.1%} of positions")
-    with torch.no_grad():
-        for row, our_row in zip(ids[:-1], np.asarray(drawn.tokens_BC), strict=True):
-            out = theirs.generate(torch.tensor([row]), do_sample=False, max_new_tokens=24, eos_token_id=list(greedy.end_ids))
-            new = out[0, len(row) :].numpy()
-            print(f"greedy continuation equal: {np.array_equal(new, our_row[: len(new)])}")
+
+
+def compare_continuations(model: setup.Model, theirs: torch.nn.Module, ids: list[list[int]], tokens_BC: np.ndarray) -> None:
+    ends = list(model.tokenizer.end_ids)
+    for row, our_row in zip(ids, tokens_BC, strict=True):
+        with torch.no_grad():
+            out = theirs.generate(torch.tensor([row]), do_sample=False, max_new_tokens=NEW_TOKENS, eos_token_id=ends)
+        new = out[0, len(row) :].numpy()
+        print(f"greedy continuation equal: {np.array_equal(new, our_row[: len(new)])}")
 
 
 if __name__ == "__main__":

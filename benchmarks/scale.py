@@ -11,17 +11,14 @@ sheets' word. Nothing is assumed to overlap.
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
-from omegaconf import OmegaConf
+from shipped import architecture
 
 from agent_tunix.algorithm.loss import LOGITS_BUDGET
-from agent_tunix.config.schema import ArchitectureSection
 from agent_tunix.models.gemma3 import Architecture
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, module_shape
 from agent_tunix.workflows import memory
 
-CONF = Path(__file__).parents[1] / "conf" / "model"
 MACHINE = 8  # devices that are joined by the fast links
 PEAK, HBM, FAST, SLOW = 989e12, 4.3e12, 450e9, 50e9  # one H200: bf16 FLOP/s, bytes/s of memory, NVLink, 400 Gb/s of network
 FAST_LATENCY, SLOW_LATENCY = 10e-6, 25e-6  # seconds of one collective operation however small: assumed, not measured
@@ -66,12 +63,6 @@ class Moved:
     def seconds(self, devices: int) -> float:
         link, latency = (FAST, FAST_LATENCY) if devices <= MACHINE else (SLOW, SLOW_LATENCY)
         return self.bytes / link + self.times * latency
-
-
-def architecture(size: str) -> Architecture:
-    section = OmegaConf.to_container(OmegaConf.load(CONF / f"gemma3_{size}.yaml").architecture)
-    numbers = ArchitectureSection.model_validate(section).model_dump()
-    return Architecture(query_scale=numbers.pop("query_pre_attn_scalar") ** -0.5, **numbers)
 
 
 def shapes(size: str, prompts: int, generations: int, micro_batch: int, fsdp: int = 1, tp: int = 1) -> memory.Shapes:

@@ -58,29 +58,26 @@ class GgufFile:
     """The tensors of a .gguf file, dequantised, under Hugging Face's names."""
 
     def __init__(self, path: Path, family: str = "gemma3"):
-        self._path, self._reader = path, _open(path)
+        self._path, self._header = path, _open(path)
         kind = self._field("general.architecture")
         if kind != family:
             raise UserError(f"{path} holds a model of type {kind}; only {family} can be trained.")
-        self._tensors = {_huggingface_name(tensor.name): tensor for tensor in self._reader.tensors}
-        self.shapes = {name: tuple(int(n) for n in tensor.shape[::-1]) for name, tensor in self._tensors.items()}
+        self._tensors = {_huggingface_name(stored): tensor for stored, tensor in self._header.tensors.items()}
+        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         import gguf
 
-        tensor = self._tensors[name]
-        rows = tensor.data.reshape(-1, tensor.data.shape[-1])
-        out = np.empty((len(rows), self.shapes[name][-1]), dtype)
+        kind, shape, rows = self._tensors[name]
+        out = np.empty((len(rows), shape[-1]), dtype)
         step = max(1, BLOCK_ELEMENTS // out.shape[1])
         try:
             for start in range(0, len(rows), step):
-                block = gguf.dequantize(rows[start : start + step], tensor.tensor_type)
+                block = gguf.dequantize(rows[start : start + step], kind)
                 out[start : start + step] = block - 1 if name.endswith("norm.weight") else block
         except NotImplementedError as fault:
-            raise UserError(
-                f"{self._path}: tensor {tensor.name} is quantised as {tensor.tensor_type.name}, which cannot be read."
-            ) from fault
-        return out.reshape(self.shapes[name])
+            raise UserError(f"{self._path}: tensor {name} is quantised as {kind.name}, which cannot be read.") from fault
+        return out.reshape(shape)
 
     def architecture(self, described: Architecture) -> Architecture:
         """The numbers that the file gives; those it leaves to llama.cpp's code as described."""
@@ -132,25 +129,30 @@ class GgufFile:
         return model.SerializeToString()
 
     def _field(self, key: str) -> Any:
-        field = self._reader.get_field(key)
-        if field is None:
-            return None
+        value = self._header.fields.get(key)
         try:
-            value = field.contents()
+            return _decoded(value)
         except ValueError as fault:  # a text that is not UTF-8
             raise _damaged(self._path, fault) from fault
-        return float(str(np.float32(value))) if isinstance(value, float) else value  # 1e-6, not its nearest float32
 
 
-@lru_cache(maxsize=1)  # the reader takes seconds to walk the vocabulary; numbers, weights and tokenizer share it
+def _decoded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(str(np.float32(value)))  # 1e-6, not its nearest float32
+    if isinstance(value, list) and value and isinstance(value[0], bytes):
+        return [text.decode() for text in value]
+    return value.decode() if isinstance(value, bytes) else value
+
+
+@lru_cache(maxsize=1)  # numbers, weights and tokenizer share it
 def _open(path: Path) -> Any:
     try:
-        import gguf
+        from agent_tunix.models.gguf_header import Header
     except ImportError as fault:
         raise UserError(f"{path} needs the gguf library: pip install 'agent-tunix[gguf]'.") from fault
     try:
-        return gguf.GGUFReader(path)
-    except Exception as fault:  # the reader follows offsets without checks: a cut file fails in many ways
+        return Header(path)
+    except Exception as fault:  # it follows offsets without checks: a cut file fails in many ways
         raise _damaged(path, fault) from fault
 
 

@@ -106,6 +106,7 @@ def test_gguf_names_its_extra(monkeypatch, tmp_path):
     from agent_tunix.models.gguf import GgufFile
 
     monkeypatch.setitem(sys.modules, "gguf", None)
+    monkeypatch.delitem(sys.modules, "agent_tunix.models.gguf_header", raising=False)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(UserError, match=r"agent-tunix\[gguf\]"):
         GgufFile(tmp_path / "model.gguf")

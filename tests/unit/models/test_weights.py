@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from agent_tunix.errors import UserError
-from agent_tunix.models import huggingface
+from agent_tunix.models import gguf_header, huggingface
 from agent_tunix.models.quantisation import Quantised
 from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.weights import (
@@ -225,7 +225,7 @@ def test_orbax_trees_of_another_shape_are_refused(tmp_path, golden, arch, change
 
 def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path, golden, arch, monkeypatch):
     path = checkpoints.write_gguf(tmp_path / "model.gguf", golden)
-    monkeypatch.setattr(gguf, "GGUFReader", Mock(side_effect=PermissionError(13, "Permission denied")))
+    monkeypatch.setattr(gguf_header, "Header", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(UserError, match=r"model\.gguf may not be read \(.*\); check its owner and its permissions"):
         load_weights(path, arch, jnp.float32)
 

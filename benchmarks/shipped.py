@@ -1,0 +1,20 @@
+"""The shipped models by their size, as conf/model describes them."""
+
+from __future__ import annotations
+
+from omegaconf import OmegaConf
+
+from agent_tunix.config.load import config_folder
+from agent_tunix.config.schema import ModelSection
+from agent_tunix.models.gemma3 import Architecture
+from agent_tunix.workflows import setup
+
+
+def model_section(size: str) -> ModelSection:
+    section = OmegaConf.load(config_folder() / "model" / f"gemma3_{size}.yaml")
+    section.pop("defaults", None)  # which are Hydra's
+    return ModelSection.model_validate(OmegaConf.to_container(section))
+
+
+def architecture(size: str) -> Architecture:
+    return setup.architecture(model_section(size))
