@@ -7,6 +7,7 @@ would add. Numbers that llama.cpp has in its code rather than in the file come f
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from agent_tunix.models.gemma3 import Architecture
 from agent_tunix.models.huggingface import numeric
 
 BLOCK_ELEMENTS = 2**24  # dequantised at once, so that a large embedding never exists whole in float32
+JOINED = 64  # rows that are dequantised as one where they divide: the library takes 16 at a time, however short
 TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
 MODULES = {
     "attn_norm": "input_layernorm",
@@ -73,7 +75,9 @@ class GgufFile:
         step = max(1, BLOCK_ELEMENTS // out.shape[1])
         try:
             for start in range(0, len(rows), step):
-                block = gguf.dequantize(rows[start : start + step], kind)
+                few = rows[start : start + step]
+                long = few.reshape(len(few) // math.gcd(len(few), JOINED), -1)
+                block = gguf.dequantize(long, kind).reshape(len(few), -1)
                 out[start : start + step] = block - 1 if name.endswith("norm.weight") else block
         except NotImplementedError as fault:
             raise UserError(f"{self._path}: tensor {name} is quantised as {kind.name}, which cannot be read.") from fault
