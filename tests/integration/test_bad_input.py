@@ -166,6 +166,16 @@ def test_a_faulty_reward_function_stops_the_run_with_its_name_and_the_completion
     assert "reward function 'mine'" in command("doctor", "out").out
 
 
+def test_a_sweep_that_an_error_has_ended_has_a_page_and_says_how_it_goes_on(command, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "broken_reward", raising=False)
+    (tmp_path / "broken_reward.py").write_text("def mine(prompt, completion, answer):\n    raise KeyError('oops')\n")
+    swept = "--multirun", "optimizer.learning_rate=1e-6,1e-5", "hydra.sweep.dir=out"
+    outcome = command("train", *TINY, *swept, "+reward.functions.mine=broken_reward.mine")
+    assert outcome.code == 2
+    assert "the same command with hydra.sweep.dir=out goes on from here" in outcome.out.replace("\n", " ")
+    assert "<title>out: Ended in an error</title>" in (tmp_path / "out" / "report.html").read_text()
+
+
 def test_a_folder_that_holds_a_run_is_not_overwritten(command, write_run, tmp_path):
     write_run(tmp_path / "out")
     outcome = command("train", *TINY, "hydra.run.dir=out")

@@ -33,7 +33,7 @@ def summarise(r: Run, folder: RunFolder, rollbacks: Sequence[Record], status: st
     summary: Record = {
         "status": status,
         "overrides": _overrides(r),
-        "steps": last_step(folder.path),
+        "steps": max(last_step(folder.path), *(int(record["step"]) for record in evals), 0),
         "first_eval": evals[0] if evals else None,
         "best_eval": max(evals, key=lambda record: record["accuracy"], default=None),
         "final_eval": evals[-1] if evals else None,

@@ -38,7 +38,7 @@ from agent_tunix.workflows.dry_run import USABLE, card, shapes
 from agent_tunix.workflows.examples import Notice
 from agent_tunix.workflows.gather import Run, foreseen
 from agent_tunix.workflows.report.page import report_on
-from agent_tunix.workflows.sweep_folder import APART, labels, read_index, results, write_index
+from agent_tunix.workflows.sweep_folder import APART, job_folders, labels, read_index, results, write_index
 from agent_tunix.workflows.train import Outcome, prepare, training
 
 INPUTS = (  # numbers that the compiled programs take as inputs, or that only the host reads
@@ -70,13 +70,19 @@ class Job:
 def run(jobs: Sequence[Job], folder: Path, console: Console, fuse: Fuse = "auto") -> list[Record]:
     """Runs the jobs that are not finished yet; returns the results of all, in their order, and writes sweep.json."""
     folder.mkdir(parents=True, exist_ok=True)
+    again = f"the same command with {shlex.quote(f'hydra.sweep.dir={value_text(str(folder))}')} goes on from here."
     with claimed(folder):
         setup.start_device()
-        with Interruption() as interruption:
-            found = train_all(jobs, folder, console, setup.Shelf(), interruption, fuse)
+        try:
+            with Interruption() as interruption:
+                found = train_all(jobs, folder, console, setup.Shelf(), interruption, fuse)
+        except Exception:
+            if job_folders(folder):
+                report_on(folder, console.print)
+                say(console, f"An error has ended the sweep; see {folder / 'report.html'}. Once it is mended, {again}")
+            raise
     if interruption.requested:
-        again = shlex.quote(f"hydra.sweep.dir={value_text(str(folder))}")
-        say(console, f"Interrupted. The same command with {again} goes on from here.")
+        say(console, f"Interrupted: {again}")
     return found
 
 

@@ -80,11 +80,8 @@ def dropped(run: RunRecords) -> Finding | None:
     """Updates that `training.on_divergence=ignore` left out: not applied, or, where a reward was no number, not computed."""
     if run.setting(GUARD) != "ignore":
         return None
-    rates = dict(run.series("lr"))
-    last = max([*rates, *(accuracy.step for accuracy in run.accuracies())], default=0)
-    unapplied = [step for step, survival in run.series("update_survival") if survival == 0 and rates.get(step)]
-    lost = len(unapplied) + last - len(rates)
-    if lost <= 0:
+    lost, last = run.dropped, run.reached
+    if lost == 0:
         return None
     evidence = f"{lost} of {last} updates were dropped, as numbers were out of hand"
     severity = Severity.SERIOUS if lost > MANY_LOST * last else Severity.MILD
@@ -212,8 +209,9 @@ def spent_rate(run: RunRecords) -> Finding | None:
 
 
 def lost_updates(run: RunRecords) -> Finding | None:
-    """Updates too small to change the stored weights."""
-    survival = late(run.values("update_survival"))
+    """Updates too small to change the stored weights; those that the guard dropped were not."""
+    left_out = run.unapplied if run.setting(GUARD) == "ignore" else set()
+    survival = late([share for step, share in run.series("update_survival") if step not in left_out])
     if survival is None or survival >= SURVIVAL or run.steps < 2:
         return None
     evidence = f"an update changed {survival:.2%} of the trainable weights; the rest rounded away"

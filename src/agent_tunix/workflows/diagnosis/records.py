@@ -118,7 +118,28 @@ class RunRecords:
 
     @property
     def steps(self) -> int:
+        """How many are recorded."""
         return len(self.metrics)
+
+    @property
+    def reached(self) -> int:
+        """The last step, recorded or evaluated."""
+        return max((int(step) for step in (*self.values("step"), *(seen.step for seen in self.accuracies()))), default=0)
+
+    @property
+    def dropped(self) -> int:
+        """How many steps taught nothing: the guard left their batch out, or did not apply the update that came of it."""
+        guard = self.setting("training.on_divergence")
+        if guard not in ("ignore", "rollback"):
+            return 0
+        recorded = {step for step, _ in self.series("step")}
+        return max(0, self.reached - len(recorded)) + (len(self.unapplied) if guard == "ignore" else 0)
+
+    @property
+    def unapplied(self) -> set[int]:
+        """Steps that changed no weight, though their rate was not 0."""
+        rates = dict(self.series("lr"))
+        return {step for step, survival in self.series("update_survival") if survival == 0 and rates.get(step)}
 
 
 @dataclasses.dataclass(frozen=True)

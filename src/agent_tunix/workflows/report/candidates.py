@@ -244,7 +244,7 @@ def _row(one: Candidate, rank: str) -> Record:
         (percent(first.share) if first else "-", first.share if first else None),
         ("-" if reward is None else f"{reward:.3g}", reward),
         ("-" if kl is None else f"{kl:.2g}", kl),
-        (str(run.steps) if run else "0", run.steps if run else 0),
+        (str(run.reached) if run else "0", run.reached if run else 0),
         (f"{seconds:g}" if finite(seconds) else "-", seconds if finite(seconds) else None),
         (", ".join([state, *ills]), None),
     ]

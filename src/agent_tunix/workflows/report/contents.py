@@ -195,8 +195,8 @@ def _tiles(run: RunRecords, ramp: bool) -> list[Tile]:
             ends = [percent(seen[0].share), percent(seen[-1].share)][-len(seen) :]
             tiles.append((name, " → ".join(ends), f"95 % interval {100 * low:.1f} to {100 * high:.1f} %"))
     seconds = run.summary.get("seconds")
-    took = f"in {seconds:,.0f} s" if finite(seconds) else ""
-    tiles.append(("updates", str(run.steps), ", ".join(filter(None, [run.status, took]))))
+    took, lost = f"in {seconds:,.0f} s" if finite(seconds) else "", f"{run.dropped} dropped" if run.dropped else ""
+    tiles.append(("updates", str(run.reached), ", ".join(filter(None, [run.status, took, lost]))))
     rate, schedule = _shown(run.setting("optimizer.learning_rate")), _shown(run.setting("scheduler.scheduler_name"))
     if ramp:
         rates = run.values("lr")

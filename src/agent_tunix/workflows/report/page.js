@@ -74,7 +74,7 @@ function findingNode(finding) {
 function findingsPart({ findings, judged_by: judgedBy, vitals }) {
   const whole = findings.filter((one) => !one.candidate), single = findings.filter((one) => one.candidate);
   const list = (some) => make("ul", { class: "findings" }, ...some.map(findingNode));
-  const nothing = whole.length ? null : make("p", {}, single.length ? "Nothing about the candidates as a whole." : "The doctor finds nothing wrong.");
+  const nothing = whole.length ? null : make("p", {}, single.length ? "Nothing about the candidates as a whole." : "The doctor finds nothing wrong in the numbers.");
   return make("section", { class: "doctor" }, make("h2", {}, "The doctor's findings"),
     judgedBy ? make("p", { class: "note" }, judgedBy) : null, nothing, list(whole),
     single.length ? fold("findings", `Findings on single candidates (${single.length})`, false, list(single)) : null,

@@ -15,7 +15,8 @@ from agent_tunix.workflows.display import counted
 
 NAMED = 4  # candidates in one sentence
 ENDED = (*FINISHED, "rolled back")  # statuses of a candidate that will not change any more
-GOING = ("unfinished", "running", "waiting")
+WORKING = ("unfinished", "running")
+GOING = (*WORKING, "waiting")  # where no error has ended the sweep
 LEADS = {"healthy": "Healthy", "undecided": "Undecided", "too short": "Too short to judge"}
 MOODS = {"healthy": "good", "ill": "bad"}
 # What is healthy so far may not stay so.
@@ -58,7 +59,7 @@ def run_verdict(run: RunRecords, report: Report) -> Verdict:
 
 
 def _progress(run: RunRecords) -> str:
-    updates = counted(run.steps, "update")
+    updates = counted(run.reached, "update") + (f", {run.dropped} of them dropped" if run.dropped else "")
     seen = run.accuracies()
     if len(seen) > 1:
         return f"held-out accuracy {change(seen[0], seen[-1])} in {updates}"
@@ -136,19 +137,20 @@ def sweep_verdict(
     `findings` are those on the whole grid: the best of a grid that is ill is not what was looked for. `candidates` are given
     where jobs, which are `all_`, repeat them with several seeds.
     """
-    ills = _ills(findings)
+    ills, failed = _ills(findings), any(one.status == "failed" for one in all_)
     of_grid = f" ({', '.join(ills)})" if ills else ""
     left = sum(one.status not in ENDED for one in all_)
-    under_way = any(one.status in GOING for one in all_)
+    under_way = any(one.status in (WORKING if failed else GOING) for one in all_)
     count, kind = (len(candidates), "jobs") if candidates else (len(all_), "candidates")
-    not_ended = f" Not ended yet: {left} of {len(all_)} {kind}." if left else ""
+    not_ended = _not_ended(all_, left, kind)
     unranked = [f" {one.not_ranked}." for one in candidates if one.diverged]
     lost = "".join(unranked)
     if best is None or best.end is None:
         if under_way:
             return Verdict("going", "Under way", f"no candidate has been evaluated yet.{lost}{not_ended}")
         none = f"none of {count} has a final accuracy{' with every seed' if candidates else ''}."
-        return Verdict("bad", f"No best candidate{of_grid}", f"{none}{lost}{not_ended}")
+        lead = f"{'Ended in an error' if failed else 'No best candidate'}{of_grid}"
+        return Verdict("bad", lead, f"{none}{lost}{not_ended}")
     accuracy = f"held-out accuracy {'stands' if left else 'ends'} at {best.reached}, on {best.end.n} problems"
     others = f" Noise does not tell it from {listed([one.label for one in tied])}.{lost}" if tied else lost
     if not tied and not left and count - len(unranked) > 1:
@@ -162,6 +164,12 @@ def sweep_verdict(
         seeds, others = counted(len(candidates[0].measured), "seed"), " A better seed is luck."
         lead = f"{seeds}{so_far}: {percent(best.end.share)}"
     return Verdict(mood, lead, f"{accuracy}{start}.{none}{others}{not_ended}")
+
+
+def _not_ended(all_: Sequence[Standing], left: int, kind: str) -> str:
+    failed = [one.label for one in all_ if one.status == "failed"]
+    by_error = f" An error, which the table names, has ended {listed(failed)}." if failed else ""
+    return f" Not ended yet: {left} of {len(all_)} {kind}.{by_error}" if left else ""
 
 
 def _ills(findings: Sequence[Finding]) -> list[str]:

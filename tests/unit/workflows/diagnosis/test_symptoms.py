@@ -93,6 +93,15 @@ def test_updates_that_were_never_computed_are_dropped_too(config):
     assert optimizer.dropped(dataclasses.replace(run, config=config, metrics=run.metrics[:-2])) is None
 
 
+def test_updates_that_were_dropped_have_not_rounded_away(config):
+    """Half of them, the last ones: a higher rate is the last thing such a run needs."""
+    ignoring = changed(config, training__on_divergence="ignore")
+    run = run_of(ignoring, update_survival=lambda step: 1.0 if step <= 12 else 0.0)
+    assert optimizer.lost_updates(run) is None
+    assert (run.dropped, run.reached) == (12, 24)
+    assert optimizer.lost_updates(dataclasses.replace(run, config=config)) is not None
+
+
 def test_a_run_without_kl_is_examined_all_the_same(config):
     run = run_of(config, accuracies=(0.4, 0.5, 0.6))
     for record in run.metrics:

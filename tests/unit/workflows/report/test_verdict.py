@@ -119,6 +119,10 @@ def test_a_sweep_that_is_not_over_or_has_no_best():
     assert "Every other" not in said.text
     assert sweep_verdict([standing("c", None, "diverged")], None, []).mood == "bad"
     assert sweep_verdict([waiting], None, []).lead == "Under way"
+    failed = sweep_verdict([standing("e", None, "failed"), waiting], None, [])  # which no one is at work on
+    assert (failed.mood, failed.lead) == ("bad", "Ended in an error")
+    assert "An error, which the table names, has ended e." in failed.text
+    assert sweep_verdict([standing("e", None, "failed"), standing("f", None, "running")], None, []).lead == "Under way"
     assert "no gain beyond noise" in sweep_verdict([flat := standing("d", 0.41)], flat, []).text
 
 
