@@ -1,7 +1,7 @@
 """Peak device memory of one GRPO step with random weights, against the plan's estimate.
 
     PYTHONPATH=src python benchmarks/memory.py 270m 4 4 256 512 4 32
-                                               size P G prompt completion micro_batch lora_rank [base_dtype]
+                                               size P G prompt completion micro_batch lora_rank [base_dtype [optimizer]]
 
 One process a shape, since a device's peak is never reset. Run with XLA_PYTHON_CLIENT_PREALLOCATE=false.
 """
@@ -49,12 +49,13 @@ def random_weights(arch: Architecture, base_dtype: str | None) -> Weights:
 def main() -> None:
     size = sys.argv[1]
     P, G, S, C, micro, rank = map(int, sys.argv[2:8])
-    base_dtype = sys.argv[8] if len(sys.argv) > 8 else None
+    base_dtype = sys.argv[8] if len(sys.argv) > 8 and sys.argv[8] != "bf16" else None
+    optimizer = sys.argv[9] if len(sys.argv) > 9 else "adamw"
     arch, rng = architecture(size), np.random.default_rng(0)
     weights = random_weights(arch, base_dtype)
     modules = lora.select_modules("_proj", arch.num_layers)
     trainable = lora.init_adapters(jax.random.key(1), arch, modules, rank, float(rank)) if rank else lora.masters(weights)
-    state = init_state(trainable)
+    state = init_state(trainable, optimizer)
     prompts = left_pad([list(rng.integers(6, 1000, S)) for _ in range(P)], S, 0)
     sampling = Sampling(50, 1.0, C, G, (arch.vocab_size,), 0)
     policy, apart = lora.policy(weights, trainable)
@@ -68,12 +69,12 @@ def main() -> None:
     after_reference = (jax.block_until_ready(reference), peak_gb())[1]
     batch = dataclasses.replace(batch, reference_logprobs_BC=reference)
     h = Hyperparameters(1e-5, 0.01, 0.9, 0.999, 1e-8, 0.1, 0.08, 0.2, TEMPERATURE)
-    state, _ = update(state, batch, weights, h, jnp.inf, arch=arch, micro_batches=slices)
+    state, _ = update(state, batch, weights, h, jnp.inf, arch=arch, micro_batches=slices, optimizer=optimizer)
     jax.block_until_ready(state)
     hopper = kernels.capability() == kernels.HOPPER
-    held = {"base_dtype": base_dtype, "kernels": hopper, "limit": kernels.memory_limit()}
+    held = {"base_dtype": base_dtype, "kernels": hopper, "limit": kernels.memory_limit(), "optimizer": optimizer}
     planned = estimate(Shapes(arch, rank, modules if rank else (), 2, P, micro, G, 1, S, C, **held))["peak"]
-    shape = f"{size} {P}x{G} {S}+{C} micro {micro} rank {rank} base {base_dtype}"
+    shape = f"{size} {P}x{G} {S}+{C} micro {micro} rank {rank} base {base_dtype} {optimizer}"
     found = f"rollout {after_rollout:.2f} GB, reference {after_reference:.2f}, step {peak_gb():.2f}"
     print(f"{shape}: {found}, planned {planned:.2f} ({planned / peak_gb() - 1:+.1%})")
 

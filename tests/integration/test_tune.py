@@ -208,7 +208,12 @@ def test_a_search_in_which_all_diverged_is_no_success(command, tmp_path, monkeyp
         (["tune.budget=10"], " updates. Set tune.budget="),
         (["tune.seed=3"], "tune.seed: unknown key; did you mean tune.seeds?"),
         (["dry_run=true"], "neither dry_run nor training.resume"),
+        (["scheduler=wsd", "scheduler.decay_ratio=0.9"], "tune would try optimizer.warmup_ratio=0.2 in whole runs: "),
         (["scheduler=wsd", "scheduler.decay_ratio=0.9"], "add up to more than 1"),
+        (
+            ["scheduler=cosine_restarts", "scheduler.num_cycles=30", "tune.budget=300"],
+            "as tune.budget=300 allows: scheduler.num_cycles=30: ",
+        ),
         (["seed=2147483647", "tune.seeds=2"], "seed=2147483648: must be less than 2147483648"),
     ],
 )

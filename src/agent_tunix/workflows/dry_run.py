@@ -127,6 +127,7 @@ def shapes(cfg: Config, width: int) -> memory.Shapes:
         base_dtype=cfg.model.base_dtype,
         kernels=fsdp * tp == 1 and cfg.model.dtype == "bfloat16" and kernels.capability() == kernels.HOPPER,
         limit=kernels.memory_limit(),
+        optimizer=cfg.optimizer.optimizer_name,
     )
 
 

@@ -16,8 +16,13 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import math
 
+import jax
+import jax.numpy as jnp
+
+from agent_tunix.algorithm import optimizers
 from agent_tunix.algorithm.loss import LOGITS_BUDGET
 from agent_tunix.models.decoding import layout_fits
 from agent_tunix.models.gemma3 import Architecture
@@ -37,9 +42,9 @@ LOSS_RESIDUAL_COPIES = 3  # of the last hidden states, in float32, beside them
 SAMPLER_LOGITS_COPIES = 1.5  # of the logits of one token a sequence, while it is drawn
 SAMPLER_LAYERS = 1.1  # times the layers' weights, laid out for the kernels that read a token
 SAMPLER_ADAPTERS = 2  # times the adapters, laid out for them
-STORED_COPIES = 3  # parameters and two moments
 ADAPTER_TEMPORARIES = 1.3  # gradients, the change, and the casts of the adapters
 EMBEDDING_GRADIENTS = 1.5  # in float32, where all weights are trained
+ORTHOGONALISED = 1.15  # float32 copies of all matrices, where Muon trains them
 GIGABYTE = 1e9
 LARGEST_MICRO_BATCH = 4096
 Named = dict[tuple[str, ...], tuple[int, ...]]
@@ -68,6 +73,7 @@ class Shapes:
     base_dtype: BaseDtype | None = None
     kernels: bool = False
     limit: float = math.inf
+    optimizer: str = "adamw"
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -111,12 +117,29 @@ def held_bytes(s: Shapes) -> float:
 
 def held_adapters(s: Shapes) -> float:
     """Of the adapters' parameters, those that one device holds."""
+    return _held(s, _adapters(s))
+
+
+def _adapters(s: Shapes) -> Named:
     shapes: Named = {}
     for module in s.modules:
         fan_in, fan_out = module_shape(s.arch, module)
         shapes["a", module] = (s.arch.num_layers, fan_in, s.lora_rank)
         shapes["b", module] = (s.arch.num_layers, s.lora_rank, fan_out)
-    return _held(s, shapes)
+    return shapes
+
+
+def moments(s: Shapes) -> float:
+    """Numbers that the optimizer keeps for each that it trains: two for AdamW, next to none for Adafactor's matrices."""
+    trained = _adapters(s) if s.lora_rank else {("embed_VD",): (s.arch.vocab_size, s.arch.embed_dim)} | _matrices(s)
+    return _kept_by(s.optimizer, tuple(trained.values()))
+
+
+@functools.lru_cache(maxsize=32)
+def _kept_by(optimizer: str, shapes: tuple[tuple[int, ...], ...]) -> float:
+    params = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    state = jax.eval_shape(functools.partial(optimizers.init, name=optimizer), params)
+    return sum(leaf.size for leaf in jax.tree.leaves(state)) / sum(leaf.size for leaf in params)
 
 
 def _held(s: Shapes, shapes: Named) -> float:
@@ -126,12 +149,12 @@ def _held(s: Shapes, shapes: Named) -> float:
 def estimate(s: Shapes) -> dict[str, float]:
     """Gigabytes by part, and the `peak`: what is always held, and the greatest of what the phases hold beside it."""
     weights = held_bytes(s)
-    trainable = held_adapters(s) * FLOAT32
+    trainable, stored = held_adapters(s) * FLOAT32, 1 + moments(s)
     temporaries = ADAPTER_TEMPORARIES * trainable
-    held = weights + STORED_COPIES * trainable
+    held = weights + stored * trainable
     if s.lora_rank == 0:  # the base, the policy cast from the masters, and the masters with their moments
         trainable = held_base(s) * FLOAT32
-        temporaries, held = 0.0, 2 * weights + STORED_COPIES * trainable
+        temporaries, held = _orthogonalised(s), 2 * weights + stored * trainable
     sequences = s.prompts * s.generations
     phases = {
         "rollout": _sampling(s, s.prompts, sequences),
@@ -141,7 +164,7 @@ def estimate(s: Shapes) -> dict[str, float]:
     parts = {
         "weights": weights,
         "adapters" if s.lora_rank else "masters": trainable,
-        "optimizer": (STORED_COPIES - 1) * trainable,
+        "optimizer": moments(s) * trainable,
         "KV cache": _cache(s, s.prompts, sequences),
         "activations": _kept(s) + _differentiation(s),
         "logits chunk": _chunk(s),
@@ -154,7 +177,7 @@ def estimate(s: Shapes) -> dict[str, float]:
 def peak_of_several(s: Shapes, members: int) -> float:
     """Gigabytes at the peak of several policies over one base: the rows of all at once, and adapters for each."""
     rows = {name: members * getattr(s, name) for name in ("prompts", "micro_batch", "evaluated")}
-    adapters = (STORED_COPIES + ADAPTER_TEMPORARIES) * held_adapters(s) * FLOAT32
+    adapters = (1 + moments(s) + ADAPTER_TEMPORARIES) * held_adapters(s) * FLOAT32
     return estimate(dataclasses.replace(s, **rows))["peak"] + (members - 1) * adapters / GIGABYTE
 
 
@@ -215,6 +238,10 @@ def _attention(s: Shapes) -> float:
     if not s.kernels:
         return SCORE_COPIES * sequences * s.completion_length * heads * length * FLOAT32
     return sequences * heads * length * (QUERY_COPIES * s.arch.head_dim + length) * s.bytes_per_weight
+
+
+def _orthogonalised(s: Shapes) -> float:
+    return ORTHOGONALISED * _held(s, _matrices(s)) * FLOAT32 if s.optimizer == "muon" else 0.0
 
 
 def _embedding_gradients(s: Shapes) -> float:

@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from agent_tunix.config.load import config_text, read_config, validate
+from agent_tunix.config.schema import Config
 from agent_tunix.config.tuning import TuneConfig
 from agent_tunix.engine.guard import Interruption
 from agent_tunix.engine.metrics import Record, claimed, replace_text
@@ -22,7 +23,7 @@ from agent_tunix.workflows import setup
 from agent_tunix.workflows.diagnosis.records import finite, read_object
 from agent_tunix.workflows.diagnosis.remedies import join, leaves
 from agent_tunix.workflows.display import counted, say
-from agent_tunix.workflows.plan import Plan
+from agent_tunix.workflows.plan import Plan, make_plan
 from agent_tunix.workflows.train import prepare
 from agent_tunix.workflows.tuning.closing import close
 from agent_tunix.workflows.tuning.halving import Price, lengths, longest, rungs, whole_cost
@@ -98,10 +99,8 @@ def begin(
 ) -> tuple[Session, Plan]:
     """Loads what all candidates share; whatever the user must mend is found here, before anything is written."""
     shelf, whole = setup.Shelf(), training_config(cfg)
-    plan = prepare(whole, shelf, partial(say, console)).plan
-    for stage in stages(cfg, start(cfg), plan.total_steps):
-        for value in stage.values:
-            candidate(whole, {**start(cfg), stage.key: value})
+    plan = prepare(candidate(whole, start(cfg)), shelf, partial(say, console)).plan
+    refuse_impossible(cfg, whole, plan, "in whole runs")
     candidate(whole, {"seed": cfg.seed + cfg.tune.seeds - 1})  # the last that a finalist is trained with
     record: Record = {
         "status": "running",
@@ -112,6 +111,17 @@ def begin(
         "verdict": "",
     }
     return Session(cfg, whole, [plan.total_steps], folder, overrides, console, shelf, interruption, record), plan
+
+
+def refuse_impossible(cfg: TuneConfig, base: Config, plan: Plan, length: str) -> None:
+    """Names the first value of a stage that no run can have."""
+    examples = plan.batches_per_epoch * base.training.prompts_per_step
+    for stage in stages(cfg, start(cfg), plan.total_steps):
+        for value in stage.values:
+            try:
+                make_plan(candidate(base, {**start(cfg), stage.key: value}), examples)
+            except UserError as fault:
+                raise UserError(f"tune would try {stage.key}={value:g} {length}: {fault}") from fault
 
 
 def fit(s: Session, plan: Plan, settings: Settings, earlier: Record) -> None:
@@ -125,6 +135,7 @@ def fit(s: Session, plan: Plan, settings: Settings, earlier: Record) -> None:
         budget = float(s.cfg.tune.budget) if limit is None else MARGIN * limit - s.seconds()
         batches = _affordable(s, plan, budget)
     s.base, s.places = shortened(s.base, plan, batches), rungs(batches, plan.iterations)
+    refuse_impossible(s.cfg, s.base, plan, f"in runs of {s.end} updates, as tune.budget={s.cfg.tune.budget} allows")
     price = {"update": s.price.update, "rung": s.price.rung}
     s.record |= {"batches": batches, "updates": s.end, "rungs": list(s.places), "price": price}
     s.write()

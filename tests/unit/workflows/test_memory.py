@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from agent_tunix.algorithm import optimizers
 from agent_tunix.config.load import validate
 from agent_tunix.config.schema import Config
 from agent_tunix.models.gemma3 import Architecture
@@ -87,6 +88,26 @@ def test_adapters_are_counted_as_they_are_made():
     arch = architecture("tiny")
     made = jax.eval_shape(lambda: init_adapters(jax.random.key(0), arch, ("q_proj", "down_proj"), 3, 3.0))
     assert adapter_parameters(arch, ("q_proj", "down_proj"), 3) == sum(leaf.size for leaf in jax.tree.leaves(made))
+
+
+@pytest.mark.parametrize("optimizer", optimizers.ALGORITHMS)
+@pytest.mark.parametrize("rank", [0, 32])
+def test_what_the_optimizer_keeps_is_counted_as_it_is_made(optimizer, rank):
+    """But for norms and single numbers, which are a thousandth of it where all weights are trained."""
+    import jax
+
+    from agent_tunix.models.lora import init_adapters, masters
+    from agent_tunix.models.weights import init_weights
+
+    s = dataclasses.replace(shapes("270m", rank=rank), optimizer=optimizer)
+
+    def made():
+        key = jax.random.key(0)
+        trainable = init_adapters(key, s.arch, MODULES, rank, 1.0) if rank else masters(init_weights(key, s.arch))
+        return optimizers.init(trainable, optimizer)
+
+    kept = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(made)))
+    assert estimate(s)["optimizer"] * 1e9 == pytest.approx(kept, rel=2e-3, abs=1e6)
 
 
 @pytest.mark.parametrize("base_dtype", [None, "int8", "nf4"])

@@ -106,13 +106,17 @@ def _unmoved(s: Session) -> str:
 
 
 def at_the_edge(s: Session, settings: Settings) -> str:
-    """Says so where no rate beyond the best was tried; the fine rates reach beyond the coarse ones."""
+    """Says so where no rate beyond the best was tried, or none did anything; the fine rates reach beyond the coarse ones."""
     tried = [trial.settings[RATE] for trial in s.trials]
-    if min(tried) < settings[RATE] < max(tried):
+    coarse: Record = next(iter(s.record["stages"]), {})
+    nothing = not s.record["gained"] and coarse.get("no_difference")
+    if min(tried) < settings[RATE] < max(tried) and not nothing:
         return ""
     grid = f"{min(tried):g} to {max(tried):g}"
     more = s.cfg.tune.rates + 2
     further = f": tune.rates={more} looks further" if more <= MOST_RATES else ""
+    if nothing:
+        return f"No rate from {grid} moved the accuracy{further}."
     return f"The rate is at the edge of what was tried, {grid}{further}."
 
 

@@ -90,7 +90,7 @@ def training_config(cfg: TuneConfig) -> Config:
     tree["training"]["eval_every_n_steps"] = None
     if cfg.training.on_divergence == "rollback":
         tree["training"]["on_divergence"] = "stop"
-    return candidate(validate(tree, Config), start(cfg))
+    return validate(tree, Config)
 
 
 def shortened(whole: Config, plan: Plan, batches: int) -> Config:

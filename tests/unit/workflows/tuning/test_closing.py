@@ -14,10 +14,11 @@ from agent_tunix.workflows.tuning.stages import RATE, possible
 COARSE = [1e-6, 1e-5]
 
 
-def session(rates: list[float], coarse: int = len(COARSE)) -> Any:
+def session(rates: list[float], coarse: int = len(COARSE), gained: bool = True) -> Any:
     """What of a search says how far it has looked."""
     trials = [SimpleNamespace(settings={RATE: rate}) for rate in rates]
-    return SimpleNamespace(trials=trials, cfg=SimpleNamespace(tune=SimpleNamespace(rates=coarse)))
+    record = {"gained": gained, "stages": [{"no_difference": True}]}
+    return SimpleNamespace(trials=trials, record=record, cfg=SimpleNamespace(tune=SimpleNamespace(rates=coarse)))
 
 
 @pytest.mark.parametrize("best", [1e-6, 3e-5])
@@ -34,6 +35,11 @@ def test_more_rates_than_a_search_takes_are_not_advised():
 
 def test_a_best_coarse_rate_beyond_which_a_fine_one_was_tried_is_not():
     assert at_the_edge(session([*COARSE, 3e-6, 3e-5]), {RATE: 1e-5}) == ""
+
+
+def test_where_no_rate_did_anything_it_is_said_how_to_look_further():
+    said = at_the_edge(session([*COARSE, 3e-6, 3e-5], gained=False), {RATE: 1e-5})
+    assert said == "No rate from 1e-06 to 3e-05 moved the accuracy: tune.rates=4 looks further."
 
 
 def test_a_rate_below_lr_min_is_written_with_one_that_it_goes_with(config):

@@ -17,6 +17,7 @@ from agent_tunix.workflows.tuning.stages import (
     brackets,
     candidate,
     fine_rate,
+    possible,
     shortened,
     stages,
     start,
@@ -91,6 +92,13 @@ def test_a_rate_below_lr_min_takes_it_down_with_it():
     assert candidate(base, {RATE: 1e-8}).scheduler.lr_min == 1e-9
     assert candidate(base, {RATE: 1e-6}).scheduler.lr_min == base.scheduler.lr_min
     assert LR_MIN == "scheduler.lr_min"
+
+
+def test_the_users_lr_min_is_that_of_all_candidates_that_can_have_it():
+    """Also where the middle of the guidance lies below it: what is told of a search must be what was trained."""
+    base = training_config(configured("+experiment=quick_test", "optimizer.learning_rate=3e-5", "scheduler.lr_min=2e-5"))
+    assert candidate(base, {RATE: 3e-5}).scheduler.lr_min == 2e-5
+    assert possible(base, {RATE: 1e-5}) == {RATE: 1e-5, LR_MIN: 1e-6}
 
 
 def test_a_shortened_run_is_the_whole_one_in_small():
