@@ -21,7 +21,7 @@ def test_the_suggestion_lies_where_a_full_sweep_finds_the_good_rates(command, tm
     outcome = command("lr-find", "+experiment=quick_test", "lr_find.num_steps=20", *SMALL)
     assert outcome.code == 0, outcome.err
     found = json.loads((tmp_path / "out" / "lr_find.json").read_text())
-    assert list(found) == ["rates", "reward", "kl", "score", "suggested", "range", "conclusion"]
+    assert list(found) == ["rates", "reward", "kl", "score", "suggested", "range", "conclusion", "beyond"]
     assert 2e-6 <= found["suggested"] <= 3e-5
     assert found["range"][0] < found["suggested"] < found["range"][1]
     assert f"optimizer.learning_rate={found['suggested']:g}" in outcome.out
@@ -71,7 +71,7 @@ def test_a_ramp_without_a_suggestion_is_advised_what_it_has_not_had(interrupted,
     plan = SimpleNamespace(total_steps=made, iterations=1)
     given = [f"lr_find.num_steps={made}"]
     r = SimpleNamespace(task=SimpleNamespace(train=[None] * 120), cfg=cfg, plan=plan, overrides=given)
-    found = {"suggested": None, "rates": [1e-3], "kl": [0.5]}
+    found = {"suggested": None, "rates": [1e-3], "kl": [0.5], "beyond": None}
     [advice] = lr_find._advice(found, r, interrupted, 1e-7)
     assert advice.endswith(f"lr-find {advised}")
 
@@ -79,9 +79,26 @@ def test_a_ramp_without_a_suggestion_is_advised_what_it_has_not_had(interrupted,
 def test_a_rate_below_the_runs_lr_min_takes_it_down_with_it():
     """The command would be refused."""
     r = SimpleNamespace(overrides=["lr_find.num_steps=40", "scheduler.lr_min=3e-6", "seed=7"])
-    run, sweep = lr_find._advice({"suggested": 6e-6, "range": (2.61e-6, 1e-5), "rates": []}, r, False, 3e-6)
+    run, sweep = lr_find._advice(
+        {"suggested": 6e-6, "range": (2.61e-6, 1e-5), "rates": [1e-3], "beyond": None}, r, False, 3e-6
+    )
     assert run.endswith(" scheduler.lr_min=3e-6 seed=7 optimizer.learning_rate=6e-06")
     assert sweep.endswith("--multirun seed=7 optimizer.learning_rate=2.6e-06,6e-06,1e-05 scheduler.lr_min=2.6e-07")
+
+
+@pytest.mark.parametrize("rates", [[], [1e-4, 2.345e-4]])
+def test_a_ramp_that_began_too_high_is_begun_lower(rates):
+    """More steps would not help, nor would they where the first update was the end of it."""
+    r = SimpleNamespace(overrides=["lr_find.lr_low=1e-4", "seed=7"], plan=SimpleNamespace(schedule=lambda t: 1e-4))
+    found = {"suggested": None, "rates": rates, "kl": [0.5] * len(rates), "beyond": "below"}
+    [advice] = lr_find._advice(found, r, False, 1e-7)
+    assert advice.endswith(f"lr-find seed=7 lr_find.lr_low=1e-06 lr_find.lr_high={0.00023 if rates else 0.0001:g}")
+
+
+def test_a_ramp_that_ended_before_the_peak_is_led_further_up_first():
+    r = SimpleNamespace(overrides=["seed=7"])
+    found = {"suggested": 2.7e-4, "range": (1.9e-4, 3.8e-4), "rates": [1e-7, 1e-3], "beyond": "above"}
+    assert lr_find._advice(found, r, False, 1e-7)[0].endswith("lr-find seed=7 lr_find.lr_high=0.1")
 
 
 @pytest.mark.parametrize(

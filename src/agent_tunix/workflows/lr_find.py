@@ -39,7 +39,6 @@ from agent_tunix.workflows.train import prepare, training
 RATE = "optimizer.learning_rate"
 REACH = 4  # half decades either side of the model's guidance
 LEAST_BETA = 1e-9  # the KL term costs nothing at this weight, and is measured
-STILL = 0.01  # nats a token: a policy that has come no further by the last rate was not driven fast enough
 MEASURED = ("lr", "reward/mean", "kl")
 
 
@@ -58,7 +57,7 @@ def run(cfg: LrFindConfig, path: Path, console: Console, overrides: Sequence[str
         except DivergenceError as fault:
             bars.notice(f"The ramp ends here. {str(fault).splitlines()[0]}")
     shutil.rmtree(path / "checkpoints", ignore_errors=True)
-    found = _reading(path, r, whole)
+    found = _reading(path, r, whole, interruption.requested)
     advice = _advice(found, r, interruption.requested, whole.cfg.scheduler.lr_min)
     updates = len(found["rates"]) * r.plan.iterations
     _write(path, found, advice, interruption.requested, updates)
@@ -139,30 +138,22 @@ def measured(path: Path, r: Run) -> list[Record]:
     return records[: next(bad, len(records))]
 
 
-def _reading(path: Path, r: Run, whole: Run) -> Record:
+def _reading(path: Path, r: Run, whole: Run, interrupted: bool) -> Record:
     rates, rewards, kls = ([record[key] for record in measured(path, r)] for key in MEASURED)
     peak = whole.cfg.optimizer.learning_rate
     full_updates = sum(whole.plan.schedule(t) for t in range(1, whole.plan.total_steps + 1)) / peak
-    found = ramp.read(rates, rewards, kls, r.plan.total_batches, full_updates / r.plan.iterations)
+    found = ramp.read(rates, rewards, kls, r.plan.total_batches, full_updates / r.plan.iterations, interrupted)
     return {"rates": rates, "reward": rewards, "kl": kls, **dataclasses.asdict(found)}
 
 
 def _advice(found: Record, r: Run, interrupted: bool, lr_min: float | None) -> list[str]:
-    """The commands to try next: further up where the policy hardly moved, else more steps, as many as an epoch has.
+    """The commands to try next: another ramp where this one has not seen the best rates, a run and a sweep where it has.
 
-    Where it had all of them, larger groups, whose rewards are less noisy. The run's lr_min goes down with a rate below it.
+    The run's lr_min goes down with a rate below it.
     """
-    reached = found["rates"][-1] if found["rates"] else 1.0
-    if found["suggested"] is None and not interrupted and reached < 1 and found["kl"][-1] < STILL:
-        further = f"lr_find.lr_high={min(1.0, rounded(100 * reached)):g}"
-        return [join([*less(r.overrides, "lr_find.lr_high"), further], "lr-find")]
     if found["suggested"] is None:
-        most = len(r.task.train) // r.cfg.training.prompts_per_step * r.plan.iterations
-        steps = r.plan.total_steps if interrupted else min(2 * r.plan.total_steps, most)
-        key, value = "lr_find.num_steps", steps
-        if steps == r.plan.total_steps and not interrupted:
-            key, value = "grpo.num_generations", 2 * r.cfg.grpo.num_generations
-        return [join([*less(r.overrides, key), f"{key}={value}"], "lr-find")]
+        return [_other_ramp(found, r, interrupted)]
+    further = [_further_up(found["rates"][-1], r)] if found["beyond"] == "above" and found["rates"][-1] < 1 else []
     low, high = (rounded(rate) for rate in found["range"])
     grid = ",".join(f"{rate:g}" for rate in dict.fromkeys((low, found["suggested"], high)))
 
@@ -170,7 +161,32 @@ def _advice(found: Record, r: Run, interrupted: bool, lr_min: float | None) -> l
         changes = with_lr_min({RATE: least}, lr_min) | {RATE: rates}
         return [*less(r.overrides, "lr_find.", *changes), *(f"{key}={value}" for key, value in changes.items())]
 
-    return [join(at(found["suggested"], f"{found['suggested']:g}")), join(["--multirun", *at(low, grid)])]
+    return [*further, join(at(found["suggested"], f"{found['suggested']:g}")), join(["--multirun", *at(low, grid)])]
+
+
+def _other_ramp(found: Record, r: Run, interrupted: bool) -> str:
+    """Lower where it began too high, further up where the policy hardly moved, else more steps, as many as an epoch has.
+
+    Where it had all of them, larger groups, whose rewards are less noisy.
+    """
+    if found["beyond"] == "below":
+        first = r.plan.schedule(1)
+        ends = {"lr_find.lr_low": rounded(first / 100), "lr_find.lr_high": rounded(max([first, *found["rates"]]))}
+        return join([*less(r.overrides, *ends), *(f"{key}={rate:g}" for key, rate in ends.items())], "lr-find")
+    reached = found["rates"][-1] if found["rates"] else 1.0
+    if not interrupted and reached < 1 and found["kl"][-1] < ramp.MOVED:
+        return _further_up(reached, r)
+    most = len(r.task.train) // r.cfg.training.prompts_per_step * r.plan.iterations
+    steps = r.plan.total_steps if interrupted else min(2 * r.plan.total_steps, most)
+    key, value = "lr_find.num_steps", steps
+    if steps == r.plan.total_steps and not interrupted:
+        key, value = "grpo.num_generations", 2 * r.cfg.grpo.num_generations
+    return join([*less(r.overrides, key), f"{key}={value}"], "lr-find")
+
+
+def _further_up(reached: float, r: Run) -> str:
+    higher = f"lr_find.lr_high={min(1.0, rounded(100 * reached)):g}"
+    return join([*less(r.overrides, "lr_find.lr_high"), higher], "lr-find")
 
 
 def _write(path: Path, found: Record, advice: list[str], interrupted: bool, updates: int) -> None:

@@ -23,12 +23,14 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Literal
 
 NOISE = 3.0  # standard errors that a gain must exceed to be one
 COLLAPSE = 5.0  # that a loss must exceed to end the ramp: more, as it is looked for after every step
 WINDOW = 8  # a smoothed value is the mean of this part of the ramp, and its first two such parts are the start
 NARROWEST = 3  # steps of such a part, in a short ramp
 LEAST_KL = 1e-6  # nats a token; below it float32 shows rounding
+MOVED = 0.01  # nats a token: a policy that has come so far was driven fast
 PATIENCE = 100  # updates at full rate after which a run should have come as far as the ramp, however long it is
 
 
@@ -40,6 +42,7 @@ class Reading:
     suggested: float | None
     range: tuple[float, float] | None
     conclusion: str
+    beyond: Literal["below", "above"] | None = None  # where better rates may lie, if the ramp has not seen them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,22 +102,32 @@ def smoothed(values: Sequence[float], width: int) -> list[float]:
 
 
 def read(
-    rates: Sequence[float], rewards: Sequence[float], kls: Sequence[float], planned: int, full_updates: float
+    rates: Sequence[float],
+    rewards: Sequence[float],
+    kls: Sequence[float],
+    planned: int,
+    full_updates: float,
+    interrupted: bool = False,
 ) -> Reading:
     """Judges a ramp for runs that travel as far as `full_updates` updates at their peak rate."""
     found = curve(rewards, planned)
     if found is None:
-        return Reading([0.0] * len(rates), None, None, f"The ramp broke off after {len(rates)} steps: too few to judge.")
+        few = f"The ramp broke off after {len(rates)} steps: too few to judge."
+        beyond: Literal["below"] | None = None if interrupted else "below"
+        return Reading([0.0] * len(rates), None, None, few if interrupted else f"{few} It began too high.", beyond)
     kl = smoothed(kls, window(planned))
     score = [gain / max(spent, LEAST_KL) for gain, spent in zip(found.gain, kl, strict=True)]
     if max(score) == 0:
-        return Reading(score, None, None, _no_gain(rates, found))
+        too_high = found.fell and kls[found.first - 1] >= MOVED
+        return Reading(score, None, None, _no_gain(rates, found, too_high), "below" if too_high else None)
     updates, speed = min(full_updates, PATIENCE), rates[found.peak - 1]
     slow = distance_at_score(rates, score[: found.peak + 1]) / updates
     fast = min(speed, math.sqrt(speed * sum(rates[: found.peak]) / updates))
     low, high = min(slow, fast), fast
     suggested = float(f"{math.sqrt(low * high):.2g}")
-    return Reading(score, suggested, (low, high), _conclusion(found, kl[found.peak], (slow, fast), speed, suggested))
+    rising = found.peak >= len(found.reward) - 2
+    said = _conclusion(found, kl[found.peak], (slow, fast), rising, speed, suggested)
+    return Reading(score, suggested, (low, high), said, "above" if rising else None)
 
 
 def distance_at_score(rates: Sequence[float], score: Sequence[float]) -> float:
@@ -124,21 +137,27 @@ def distance_at_score(rates: Sequence[float], score: Sequence[float]) -> float:
     return math.exp(sum(weight * math.log(far) for weight, far in pairs) / sum(weight for weight, _ in pairs))
 
 
-def _no_gain(rates: Sequence[float], found: Curve) -> str:
+def _no_gain(rates: Sequence[float], found: Curve, too_high: bool) -> str:
     if found.fell:
         held = [i for i, value in enumerate(found.reward) if value >= found.start - NOISE * found.error]
+        why = "there is nothing to learn from this reward, or the steps are too few to show it"
         return (
             f"No rate raised the reward beyond noise, and beyond {rates[max([0, *held])]:.1e} it fell: "
-            "there is nothing to learn from this reward, or the steps are too few to show it."
+            f"{'the ramp began too high' if too_high else why}."
         )
     return f"No rate from {rates[0]:.1e} to {rates[-1]:.1e} raised the reward beyond noise."
 
 
-def _conclusion(found: Curve, kl: float, bounds: tuple[float, float], speed: float, suggested: float) -> str:
+def _conclusion(
+    found: Curve, kl: float, bounds: tuple[float, float], rising: bool, speed: float, suggested: float
+) -> str:
     slow, fast = bounds
-    rise = f"The reward rose from {found.start:.2f} to {found.reward[found.peak]:.2f} at a KL of {kl:.2g}"
+    rise = f"The reward, smoothed, rose from {found.start:.2f} to {found.reward[found.peak]:.2f} at a KL of {kl:.2g}"
     if slow > fast:
         return f"{rise}. The run is too short to come as far at a safe rate; {suggested:.1e} is the highest that looks safe."
-    ended = found.peak >= len(found.reward) - 2
-    limit = "was still rising at the end of the ramp" if ended else f"fell beyond a rate of {speed:.1e}"
-    return f"{rise}, and {limit}. For this run {slow:.1e} to {fast:.1e} should do; {suggested:.1e} is in the middle."
+    if rising:
+        limit, advice = "was still rising at the end of the ramp", f"{suggested:.1e} should do; higher rates may be better"
+    else:
+        limit = f"fell beyond a rate of {speed:.1e}"
+        advice = f"For this run {slow:.1e} to {fast:.1e} should do; {suggested:.1e} is in the middle"
+    return f"{rise}, and {limit}. {advice}."

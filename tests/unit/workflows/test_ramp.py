@@ -86,12 +86,24 @@ def test_a_collapse_ends_a_ramp():
 def test_a_reward_that_only_falls_suggests_nothing():
     reading = ramp.read(*made_up(gain=0.0), 40, FULL_UPDATES)
     assert reading.suggested is None
-    assert "it fell" in reading.conclusion
+    assert "it fell: there is nothing to learn from this reward" in reading.conclusion
+    assert reading.beyond is None
+
+
+def test_a_ramp_that_began_too_high_is_said_to():
+    """By the KL that its first steps have spent; one that broke off at once began too high too, unless by Ctrl-C."""
+    rates, rewards, kls = made_up(gain=0.0)
+    reading = ramp.read(rates, rewards, [max(kl, 0.05) for kl in kls], 40, FULL_UPDATES)
+    assert "the ramp began too high" in reading.conclusion
+    assert reading.beyond == "below"
+    assert ramp.read(rates[:2], rewards[:2], kls[:2], 40, FULL_UPDATES).beyond == "below"
+    assert ramp.read(rates[:2], rewards[:2], kls[:2], 40, FULL_UPDATES, interrupted=True).beyond is None
 
 
 def test_a_reward_that_still_rises_at_the_end_is_said_to():
     reading = ramp.read(*made_up(high=3e-5, noise=0.001), 40, FULL_UPDATES)
     assert "still rising at the end of the ramp" in reading.conclusion
+    assert reading.beyond == "above"
 
 
 def test_a_run_too_short_to_get_there_is_told_so():

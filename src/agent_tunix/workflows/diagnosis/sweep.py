@@ -17,6 +17,8 @@ from agent_tunix.workflows.diagnosis.repeats import RATE, RUINED, SEED, Job, Rep
 
 LR_MIN = "scheduler.lr_min"
 ALGORITHM = "optimizer.optimizer_name"
+WARMUP, WARMUPS = "optimizer.warmup_ratio", (0.05, 0.1, 0.2)  # those of the optimizer reference
+FINE = 4.0  # times as high: a rate nearer to the best one is not worth another sweep
 FLAT = {"not learning", "slow convergence", "updates that do not survive"}
 
 
@@ -124,6 +126,10 @@ def _next_sweep(leader: RunRecords, grid: Sequence[float], evaluated_on: int | N
     changes[RATE] = ",".join(dict.fromkeys(f"{min(1.0, rounded(rate)):g}" for rate in grid))
     if evaluated_on:
         changes["evaluation.num_examples"] = evaluated_on
+    return _swept(leader, changes)
+
+
+def _swept(leader: RunRecords, changes: Mapping[str, Any]) -> str:
     own = less(leader.overrides, *changes)
     return join(["--multirun", *own, *(f"{k}={v}" for k, v in reversed(changes.items()))])
 
@@ -172,7 +178,22 @@ def _over_all(
                 beyond = [rate / 10, rate / 3, rate, *above]
             return [Finding("best at the edge of the grid", Severity.MILD, evidence, sweep(beyond))]
         evidence += f", but noise does not tell it from {', '.join(f'{other:g}' for other in as_good)}"
-    return [Finding("refine", Severity.MILD, evidence, sweep([rate / 3, rate, rate * 3]))]
+    below = max((other for other in rates if other < rate), default=rate / 9)
+    above = min((other for other in rates if other > rate), default=rate * 9)
+    if max(rate / below, above / rate) > FINE:
+        between = [math.sqrt(below * rate), rate, math.sqrt(rate * above)]
+        return [Finding("refine", Severity.MILD, evidence, sweep(between))]
+    return _after_rates(candidates, rate, _with_all_seeds(leader, candidates), evidence)
+
+
+def _after_rates(candidates: Sequence[Repeats], rate: float, leader: RunRecords, evidence: str) -> list[Finding]:
+    """The reference's next step, where the rate alone was swept, by steps that are fine enough."""
+    if candidates[0].settings.keys() != {RATE}:
+        return []
+    changes = possible(leader, {RATE: rate, WARMUP: max(WARMUPS)})
+    changes[WARMUP] = ",".join(map(str, WARMUPS))
+    near = f"{evidence}, and its neighbours are near it"
+    return [Finding("warm-up is next", Severity.MILD, near, _swept(leader, changes))]
 
 
 def _no_difference(candidates: Sequence[Repeats], leader: RunRecords, rates: Sequence[float], problems: int) -> Finding:

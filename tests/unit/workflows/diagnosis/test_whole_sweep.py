@@ -29,7 +29,8 @@ def sweep_of(config, rates_and_ends) -> dict:
         ([(1e-6, 0.6, 0.1), (1e-5, 0.95, 0.1)], "1", "best at the edge of the grid", "1e-05,3e-05,0.0001"),
         ([(0.03, 0.6, 0.1), (0.3, 0.95, 0.1)], "1", "best at the edge of the grid", "0.3,0.9,1"),
         ([(1e-5, 0.95, 0.1), (1e-4, 0.1, 2.0)], "0", "best at the edge of the grid", "1e-06,3.3e-06,1e-05,3.2e-05"),
-        ([(1e-6, 0.6, 0.1), (1e-5, 0.95, 0.1), (1e-4, 0.1, 2.0)], "1", "refine", "3.3e-06,1e-05,3e-05"),
+        ([(1e-6, 0.6, 0.1), (1e-5, 0.95, 0.1), (1e-4, 0.1, 2.0)], "1", "refine", "3.2e-06,1e-05,3.2e-05"),
+        ([(1e-6, 0.6, 0.1), (1e-5, 0.95, 0.1), (3e-5, 0.5, 0.1)], "1", "refine", "3.2e-06,1e-05,1.7e-05"),
     ],
 )
 def test_a_sweep_is_judged_as_a_whole(config, jobs, best, illness, grid):
@@ -38,6 +39,14 @@ def test_a_sweep_is_judged_as_a_whole(config, jobs, best, illness, grid):
     assert [finding.illness for finding in report.findings] == [illness]
     assert report.findings[0].remedy.endswith(f"optimizer.learning_rate={grid}")
     assert "--multirun" in report.findings[0].remedy
+
+
+def test_where_rates_are_near_each_other_warm_up_is_next(config):
+    """As in the reference; to halve such steps again and again would never end."""
+    report = examine_sweep(sweep_of(config, [(1e-6, 0.6, 0.1), (3e-6, 0.95, 0.1), (1e-5, 0.6, 0.1)]))
+    (finding,) = report.findings
+    assert finding.illness == "warm-up is next"
+    assert finding.remedy.endswith("optimizer.warmup_ratio=0.05,0.1,0.2 optimizer.learning_rate=3e-06")
 
 
 def test_nothing_lies_between_a_rate_and_itself(config):
@@ -120,7 +129,7 @@ def test_a_best_rate_at_the_edge_that_ties_with_one_inside_is_said_to_be_there(c
     assert finding.evidence == (
         "the best rate, 3e-05, is at the edge of the grid from 1e-06 to 3e-05, but noise does not tell it from 1e-05"
     )
-    assert finding.remedy.endswith("optimizer.learning_rate=1e-05,3e-05,9e-05")
+    assert finding.remedy.endswith("optimizer.learning_rate=1.7e-05,3e-05,9e-05")
 
 
 def test_a_job_whose_configuration_is_lost_is_no_rate_to_compare_with(config):
