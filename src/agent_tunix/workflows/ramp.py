@@ -148,9 +148,7 @@ def _no_gain(rates: Sequence[float], found: Curve, too_high: bool) -> str:
     return f"No rate from {rates[0]:.1e} to {rates[-1]:.1e} raised the reward beyond noise."
 
 
-def _conclusion(
-    found: Curve, kl: float, bounds: tuple[float, float], rising: bool, speed: float, suggested: float
-) -> str:
+def _conclusion(found: Curve, kl: float, bounds: tuple[float, float], rising: bool, speed: float, suggested: float) -> str:
     slow, fast = bounds
     rise = f"The reward, smoothed, rose from {found.start:.2f} to {found.reward[found.peak]:.2f} at a KL of {kl:.2g}"
     if slow > fast:
