@@ -45,6 +45,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--lowest", type=float, default=1e-6, help="the lowest rate; each next is 1.5 times the last")
     given, overrides = parser.parse_known_args()
+    if given.jobs < 2:
+        parser.error("--jobs must be at least 2: a sweep is set against several processes")
     rates = [f"{given.lowest * 1.5**k:.3g}" for k in range(given.jobs)]
     common = [*overrides, f"training.num_batches={given.steps}"]
     with tempfile.TemporaryDirectory() as scratch:
@@ -62,7 +64,8 @@ def main() -> None:
         print(f"{given.jobs} jobs, run {mode}        separate s  sweep s  times faster")
         print(f"nothing compiled before     {sum(separate):10.1f}  {cold:7.1f}  {sum(separate) / cold:6.2f}")
         print(f"all compiled before         {others:10.1f}  {warm:7.1f}  {others / warm:6.2f}")
-        print(f"a step of one {one:.3f} s, of the sweep {all_:.3f} s: {all_ / one:.2f} times that of one")
+        if mode == "fused":
+            print(f"a step of one {one:.3f} s, of the sweep {all_:.3f} s: {all_ / one:.2f} times that of one")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,8 @@ def _rate(cfg: Config, num_examples: int | None) -> str | None:
         return None
     rate = cfg.optimizer.learning_rate
     low, high, reasons = rate_range(cfg, num_examples)
-    whom = f"{low:.2g} to {high:.2g} suit {cfg.model.model_size}" + (f" ({'; '.join(reasons)})" if reasons else "")
+    suitable = f"{low:.2g} to {high:.2g} suit" if low < high else f"{high:.2g} suits"
+    whom = f"{suitable} {cfg.model.model_size}" + (f" ({'; '.join(reasons)})" if reasons else "")
     if rate > high * 1.0001:
         return (
             f"optimizer.learning_rate={rate:g} is high: {whom}. The run may diverge (loss NaN, KL rising); "

@@ -28,6 +28,7 @@ from agent_tunix.errors import UserError
 
 Placed = Iterator[tuple[str, Any]]  # rows, each with where it is, as messages call it
 Numbered = Iterator[tuple[int, Any]]
+VALIDATION = ("validation", "valid", "val", "dev")  # what others call a split that is held out while training
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}\Z")  # of a split in several files, as the hub names them
 EXTRA = "pip install 'agent-tunix[datasets]'"
@@ -146,6 +147,13 @@ def _open(place: str, subset: str | None, name: str, fmt: RowFormat) -> tuple[st
     if not REPOSITORY.fullmatch(place) or _reader(path, fmt):
         raise UserError(f"data.path={place}: there is no such file or folder ({path.absolute()}).")
     return _from_hub(place, subset, name)
+
+
+def held_out_apart(place: str) -> list[str]:
+    """The files of a folder that are called a validation split, which is not read."""
+    path = Path(os.path.expanduser(place))
+    files = sorted(path.iterdir()) if path.is_dir() else []
+    return [file.name for file in files if SHARD.sub("", file.name.split(".")[0]) in VALIDATION]
 
 
 def _all_parts(endings: list[str]) -> bool:

@@ -37,7 +37,7 @@ from agent_tunix.tasks import answers, rewards
 from agent_tunix.tasks.datasets import Example, batches
 from agent_tunix.workflows import setup
 from agent_tunix.workflows.display import say
-from agent_tunix.workflows.examples import load_examples, prompt_width
+from agent_tunix.workflows.examples import load_examples, prompt_width, warn_of_trained_on
 
 ASKED = ("run", "step", "inference_config", "num_passes", "evaluation", "seed")  # what can be chosen for a run
 READING = ("data.on_bad_row", "generation.max_prompt_length")  # and for its test split, which training did not read
@@ -137,6 +137,8 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     with made_of(cfg.run):
         model = setup.load_model(cfg) if cfg.run is None else setup.load_trained_model(trained, console.print)
         examples = load_examples(trained, "test", cfg.evaluation.num_examples, model.tokenizer, console.print)
+        if cfg.run is not None:
+            warn_of_trained_on(trained, examples, console.print)
     trainable, step = _trainable(cfg, trained, model)
     setup.refuse_unknown_tokens([example.prompt_ids for example in examples], model.arch)
     way = cfg.inference_config

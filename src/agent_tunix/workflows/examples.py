@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 import zlib
 from collections.abc import Callable, Sequence
 
@@ -11,10 +12,11 @@ from agent_tunix.engine import processes
 from agent_tunix.errors import UserError
 from agent_tunix.models.tokenizer import Tokenizer
 from agent_tunix.tasks.datasets import Example, arithmetic_rows, tokenize
-from agent_tunix.tasks.tables import Row, RowFormat, read_rows
+from agent_tunix.tasks.tables import Row, RowFormat, held_out_apart, read_rows
 
 Notice = Callable[[str], None]
 ROWS_NAMED = 3  # of those that are malformed
+LONGEST_NAMED = 200  # characters of a text in a message
 ROWS_SPELT = 20  # to see whether a tokenizer knows the data's words; it is meant for them or it is not
 
 
@@ -74,6 +76,15 @@ def load_examples(cfg: Config, split: str, limit: int | None, tokenizer: Tokeniz
     return _examples(cfg, split, rows, tokenizer, notice)
 
 
+def warn_of_trained_on(cfg: Config, examples: Sequence[Example], notice: Notice) -> None:
+    """Generated problems of two splits are never the same; those of two files may be."""
+    if cfg.data.source == "arithmetic":
+        return
+    trained_on = {row.question for row in load_rows(cfg, "train", cfg.data.num_examples, lambda text: None)}
+    if again := sum(example.question in trained_on for example in examples):
+        notice(f"warning: {again} of {len(examples)} questions are among those that the run was trained on.")
+
+
 def _examples(cfg: Config, split: str, rows: Sequence[Row], tokenizer: Tokenizer, notice: Notice) -> list[Example]:
     longest = cfg.generation.max_prompt_length
     examples, dropped = tokenize(rows, tokenizer.encode_all, tokenizer.begin_id, cfg.data.system_prompt, longest)
@@ -116,6 +127,11 @@ def _read(cfg: Config, split: str, notice: Notice) -> list[Row]:
     data = cfg.data
     if data.path is None:
         raise UserError("data.path=null: give the file, folder or hub repository that holds the data.")
+    if split == "validation" and (unread := held_out_apart(data.path)):
+        notice(
+            f"{', '.join(unread)} of {data.path} is not read: held-out problems are cut from the train split "
+            f"(training.train_fraction={cfg.training.train_fraction:g})."
+        )
     fmt = RowFormat(data.question_field, data.answer_field, data.answer_pattern, data.on_bad_row == "skip")
     rows, bad = read_rows(data.path, data.subset, split, cfg.training.train_fraction, fmt)
     if bad:
@@ -132,11 +148,15 @@ def _check_vocabulary(rows: Sequence[Row], data: DataSection, tokenizer: Tokeniz
     for row in rows[:ROWS_SPELT]:
         if tokenizer.unknown_id in tokenizer.encode(row.question):
             raise UserError(
-                f"The model's tokenizer does not know all words of the data, for example of {row.question!r}.\n"
+                f"The model's tokenizer does not know all words of the data, for example of {_named(row.question)}.\n"
                 "gemma3_tiny reads generated arithmetic only (data=arithmetic); for other data choose a real model."
             )
     if tokenizer.unknown_id in tokenizer.encode(data.system_prompt):
         raise UserError(
-            f"The model's tokenizer does not know all words of data.system_prompt={data.system_prompt!r}.\n"
+            f"The model's tokenizer does not know all words of data.system_prompt={_named(data.system_prompt)}.\n"
             "gemma3_tiny knows those of generated arithmetic only; for other prompts choose a real model."
         )
+
+
+def _named(text: str) -> str:
+    return repr(textwrap.shorten(text, LONGEST_NAMED, placeholder=" ..."))

@@ -14,6 +14,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
@@ -106,6 +107,8 @@ def latest(folder: Path) -> Record:
         if kind_of(folder) is not None:
             return contents(folder)
         said = f"There is no run, sweep or tune in {folder} yet. This page fills when training begins to write there."
+        if inside := [path for path in _folders(folder) if kind_of(path) is not None]:
+            said = f"{folder} is neither a run nor a sweep, but holds some: watch one of them, as in {inside[-1]}."
     except (UserError, OSError) as mistake:  # a folder may be moved while it is read
         said = f"It cannot be read yet: {mistake}"
     waiting = Verdict("going", "Waiting", said)
@@ -139,14 +142,17 @@ class Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "agent-tunix", ""
 
     def do_GET(self) -> None:
-        if (self.headers.get("Host") or "").partition(":")[0] not in (HOST, "localhost"):
+        path = urlsplit(self.path).path
+        if (self.headers.get("Host") or "").partition(":")[0].lower() not in (HOST, "localhost"):
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", "This page is served to this machine alone.\n")
-        elif self.path == "/":
+        elif path == "/":
             self._answer(HTTPStatus.OK, "text/html", page_of(self.server.record(), live=True))
-        elif self.path == "/data.json":
+        elif path == "/data.json":
             self._answer(HTTPStatus.OK, "application/json", data_of(self.server.record() | {"live": True}))
         else:
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", "Only / and /data.json are served.\n")
+
+    do_HEAD = do_GET
 
     def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
         body = text.encode()
@@ -156,7 +162,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         """Requests come every two seconds; a line for each would bury what matters."""

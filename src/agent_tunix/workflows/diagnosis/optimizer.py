@@ -11,7 +11,7 @@ from typing import Any
 
 from agent_tunix.tasks.rewards import is_fault_of_reward
 from agent_tunix.workflows.diagnosis.finding import Finding, Severity, unless
-from agent_tunix.workflows.diagnosis.records import RunRecords, late, trend
+from agent_tunix.workflows.diagnosis.records import RunRecords, finite, late, trend
 from agent_tunix.workflows.diagnosis.remedies import (
     GUARD,
     lower_rate,
@@ -54,7 +54,7 @@ def diverging(run: RunRecords) -> Finding | None:
     signs = [
         f"{key} is not finite at {step_range(broken)}"
         for key in CORE
-        if (broken := [r["step"] for r in run.metrics if r.get(key, 0) is None and isinstance(r.get("step"), int)])
+        if (broken := [r["step"] for r in run.metrics if not finite(r.get(key, 0)) and isinstance(r.get("step"), int)])
     ]
     if run.summary.get("status") == "diverged":
         signs.append(f"the guard stopped the run after step {run.summary.get('steps', run.steps)}")

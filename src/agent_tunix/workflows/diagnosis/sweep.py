@@ -129,7 +129,7 @@ def _next_sweep(leader: RunRecords, grid: Sequence[float], evaluated_on: int | N
     return _swept(leader, changes)
 
 
-def _swept(leader: RunRecords, changes: Mapping[str, Any]) -> str:
+def _swept(leader: RunRecords, changes: dict[str, Any]) -> str:
     own = less(leader.overrides, *changes)
     return join(["--multirun", *own, *(f"{k}={v}" for k, v in reversed(changes.items()))])
 
@@ -178,10 +178,10 @@ def _over_all(
                 beyond = [rate / 10, rate / 3, rate, *above]
             return [Finding("best at the edge of the grid", Severity.MILD, evidence, sweep(beyond))]
         evidence += f", but noise does not tell it from {', '.join(f'{other:g}' for other in as_good)}"
-    below = max((other for other in rates if other < rate), default=rate / 9)
-    above = min((other for other in rates if other > rate), default=rate * 9)
-    if max(rate / below, above / rate) > FINE:
-        between = [math.sqrt(below * rate), rate, math.sqrt(rate * above)]
+    lower = max((other for other in rates if other < rate), default=rate / 9)
+    higher = min((other for other in rates if other > rate), default=rate * 9)
+    if max(rate / lower, higher / rate) > FINE:
+        between = [math.sqrt(lower * rate), rate, math.sqrt(rate * higher)]
         return [Finding("refine", Severity.MILD, evidence, sweep(between))]
     return _after_rates(candidates, rate, _with_all_seeds(leader, candidates), evidence)
 

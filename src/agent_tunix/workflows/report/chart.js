@@ -173,7 +173,8 @@ class ChartView {
   line(series) {
     const { x, y, crowded } = this.drawn, points = series.points.map((p, i) => [p, series.colours[i] ?? series.colour]);
     const drawable = points.filter(([p]) => this.usable(p)), trend = this.trendOf(series).filter((p) => this.usable(p));
-    const group = make("g", { class: series.notes.length ? "series single" : "series", "data-series": series.id });
+    const kind = !series.notes.length ? "series" : this.chart.series.length > 1 ? "series single several" : "series single";
+    const group = make("g", { class: kind, "data-series": series.id });
     const draw = (some, kind) => {
       const d = some.map((p, i) => `${i ? "L" : "M"}${x.at(p[0]).toFixed(1)} ${y.at(p[1]).toFixed(1)}`).join("");
       group.append(make("path", { class: series.dash ? `${kind} dashed` : kind, colour: series.colour, d }));
