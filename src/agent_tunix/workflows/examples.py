@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import textwrap
 import zlib
@@ -77,10 +78,11 @@ def load_examples(cfg: Config, split: str, limit: int | None, tokenizer: Tokeniz
 
 
 def warn_of_trained_on(cfg: Config, examples: Sequence[Example], notice: Notice) -> None:
-    """Generated problems of two splits are never the same; those of two files may be."""
-    if cfg.data.source == "arithmetic":
-        return
-    trained_on = {row.question for row in load_rows(cfg, "train", cfg.data.num_examples, lambda text: None)}
+    """Generated problems of two splits are never the same; those of two files may be, if the train split is still there."""
+    trained_on = set[str]()
+    if cfg.data.source != "arithmetic":
+        with contextlib.suppress(UserError):
+            trained_on = {row.question for row in load_rows(cfg, "train", cfg.data.num_examples, lambda text: None)}
     if again := sum(example.question in trained_on for example in examples):
         notice(f"warning: {again} of {len(examples)} questions are among those that the run was trained on.")
 

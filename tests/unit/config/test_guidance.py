@@ -40,6 +40,8 @@ def test_training_all_weights_and_little_data_ask_for_less():
     assert rate_range(config(), 100)[1] == pytest.approx(usual / 3)
     few = rate_range(config("training.micro_batch_size=1"), 100)
     assert few[0] == few[1] == pytest.approx(usual / 9), "what is asked for less of all is not called low"
+    (line,) = warnings(config("training.micro_batch_size=1", "optimizer.learning_rate=1e-4"), 100)
+    assert f" {usual / 9:.2g} suits 270m " in line
     assert "100 examples" in warnings(config("optimizer.learning_rate=3e-5"), 100)[0]
 
 

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
+import pytest
 from hydra import compose, initialize_config_dir
 
 from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine import processes
+from agent_tunix.errors import UserError
 from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import load_tokenizer
-from agent_tunix.workflows.examples import load_examples, load_splits
+from agent_tunix.workflows.examples import load_examples, load_splits, warn_of_trained_on
 
 
 def test_processes_are_asked_whether_they_have_read_the_same(monkeypatch):
@@ -35,3 +38,42 @@ def test_a_question_that_is_trained_on_and_validated_with_is_told(tmp_path):
         splits = load_splits(cfg, said.append)
         assert {split: len(own) for split, own in splits.items()} == {"train": 5, "validation": 1}
         assert [line.startswith("warning: 1 of 1 validation questions are trained on too") for line in said] == [True] * same
+
+
+def of_folder(folder, **splits: list[str]) -> Config:
+    """A run on a folder that has these questions in its splits."""
+    for split, questions in splits.items():
+        rows = [{"question": question, "answer": 1} for question in questions]
+        (folder / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        return validate(compose("config", ["data=jsonl", f"data.path={folder}"]), Config)
+
+
+def test_a_split_that_is_not_read_is_named(tmp_path):
+    """Held-out problems are cut from the train split."""
+    said: list[str] = []
+    load_splits(
+        of_folder(tmp_path, train=[f"How many {n}?" for n in range(10)], validation=["What?"], test=["Why?"]), said.append
+    )
+    assert said == [
+        f"validation.jsonl of {tmp_path} is not read: held-out problems are cut from the train split "
+        "(training.train_fraction=0.9)."
+    ]
+
+
+def test_questions_of_the_test_split_that_were_trained_on_are_told_of(tmp_path):
+    cfg = of_folder(tmp_path, train=["How many?"] * 10, test=["How many?", "What?"])
+    said: list[str] = []
+    asked = [SimpleNamespace(question=question) for question in ("How many?", "What?")]
+    warn_of_trained_on(cfg, asked, said.append)
+    assert said == ["warning: 1 of 2 questions are among those that the run was trained on."]
+    (tmp_path / "train.jsonl").unlink()
+    warn_of_trained_on(cfg, asked, said.append)
+    assert len(said) == 1, "what is no longer there cannot be compared"
+
+
+def test_a_long_text_is_not_shown_whole(tmp_path):
+    tokenizer = load_tokenizer(find_checkpoint("package:tiny"))
+    with pytest.raises(UserError) as refused:
+        load_examples(of_folder(tmp_path, train=["blah " * 20_000] * 10), "train", None, tokenizer, print)
+    assert len(str(refused.value)) < 600

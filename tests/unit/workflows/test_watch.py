@@ -97,6 +97,13 @@ def test_only_two_paths_one_method_and_this_machine_are_answered(serve, write_ru
     assert ask("/data.json", host="evil.example:80")[0] == 403
     assert ask("/", host="localhost:8265")[0] == 200
     assert ask("/", host="127.0.0.1")[0] == 200
+    assert ask("/?again", host="LOCALHOST")[0] == 200
+    assert ask("/", method="HEAD") == (200, "")
+
+
+def test_a_folder_of_runs_is_told_from_one_that_is_waited_for(serve, write_run, tmp_path):
+    write_run(tmp_path / "runs" / "first")
+    assert f"watch one of them, as in {tmp_path}/runs/first." in json.loads(serve(tmp_path / "runs")()[1])["verdict"]["text"]
 
 
 def test_a_port_that_is_taken_is_said_or_passed_over(tmp_path, monkeypatch):

@@ -82,6 +82,12 @@ def test_every_remedy_is_a_command_that_is_accepted_and_changes_something(illnes
         assert validate(composed, Config) != validate(own, Config)
 
 
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf")])
+def test_numbers_that_are_none_are_seen_however_they_were_written(config, value):
+    run = run_of(config, loss=lambda step: value if step == 5 else 0.0)
+    assert "loss is not finite at step 5" in optimizer.diverging(run).evidence
+
+
 def test_updates_that_were_never_computed_are_dropped_too(config):
     """Where a reward was no number there is no line; where the rate is zero, nothing was dropped."""
     ignoring = changed(config, training__on_divergence="ignore")
