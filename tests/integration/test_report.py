@@ -246,6 +246,29 @@ def test_seeds_are_small_beside_the_mean_of_their_value(open_page, browser, writ
     assert "70.0 % learning_rate=1e-06 seed=1" in tip
 
 
+def test_lines_of_several_settings_have_the_colours_of_their_legend(open_page, browser, write_run, tmp_path):
+    """Dots have those of the rates, as in all other charts."""
+    for job, (name, rate) in enumerate(itertools.product(("adamw", "lion", "sgd"), (1e-6, 1e-5))):
+        keys = {"optimizer__optimizer_name": name, "optimizer__learning_rate": rate}
+        write_run(tmp_path / "sweep" / str(job), accuracies=(0.4, 0.5 + job / 20), **keys)
+    open_page(write_report(tmp_path / "sweep").parent)
+    chart = "[data-chart=over-values]"
+    lines = [node.value_of_css_property("stroke") for node in all_of(browser, f"{chart} .line")]
+    swatches = [node.value_of_css_property("background-color") for node in all_of(browser, f"{chart} .legend .swatch")]
+    assert len(set(lines)) == 3
+    assert [re.findall(r"\d+", one)[:3] for one in lines] == [re.findall(r"\d+", one)[:3] for one in swatches]
+
+
+def test_labels_of_values_that_lie_close_do_not_print_over_each_other(open_page, browser, write_run, tmp_path):
+    for job, decay in enumerate((0.0, 1e-4, 0.01, 0.1)):
+        write_run(tmp_path / "sweep" / str(job), accuracies=(0.4, 0.5), optimizer__weight_decay=decay)
+    open_page(write_report(tmp_path / "sweep").parent)
+    ticks = "[...document.querySelectorAll('[data-chart=over-values] .tick[text-anchor=middle]')]"
+    boxes = browser.execute_script(f"return {ticks}.map((one) => one.getBoundingClientRect()).map((b) => [b.left, b.right])")
+    assert len(boxes) >= 2
+    assert all(right < left for (_, right), (left, _) in itertools.pairwise(boxes))
+
+
 PATHS = tuple(f"/home/someone/projects/reasoning/data/version-{i}/train.jsonl" for i in range(3))
 NAMES = ("adamw", "lion", "muon", "schedule_free_adamw", "sgd")
 

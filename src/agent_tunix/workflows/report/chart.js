@@ -3,6 +3,7 @@
 
 const HEIGHT = 230, LEFT = 58, RIGHT = 20, TOP = 12, BOTTOM = 36;
 const FEW = 60; // points of a line up to which each may have a dot and its interval; all lines together, three times as many
+const LABEL = 40; // pixels that the label of a tick takes
 const ROWS = 14; // lines of a tooltip
 const TICK_DIGITS = 5; // so that 14.25 is not called 14.3; zeros at the end are not written
 
@@ -46,6 +47,13 @@ function legendEntry(series, scope, after) {
     else state.hidden.add(id);
     after();
   }, swatch);
+}
+
+// The values whose labels do not print over each other, from the lowest on.
+function keepingApart(values, x) {
+  const kept = [];
+  for (const value of values) if (!kept.length || x.at(value) - x.at(kept.at(-1)) >= LABEL) kept.push(value);
+  return kept;
 }
 
 // A chart that can be given newer data: its node stays, so that focus, scroll and cursor do.
@@ -121,7 +129,7 @@ class ChartView {
     const y = scaleOf(chart.percent ? [0, 1] : grounded ? [0, ...ys] : ys, this.log("y"), HEIGHT - BOTTOM, TOP, 5, 0.04);
     const exact = [...new Set(xs)].sort((a, b) => a - b);
     if (chart.categories.length) x.ticks = chart.categories.map((_, i) => i);
-    else if (single && exact.length <= few) x.ticks = exact;
+    else if (single && exact.length <= few) x.ticks = keepingApart(exact, x);
     else if (chart.x_label === "update") x.ticks = x.ticks.filter((tick) => Number.isInteger(tick));
     const crowded = series.reduce((sum, one) => sum + one.points.length, 0) > 3 * FEW;
     return { x, y, series, exact, width, crowded };
