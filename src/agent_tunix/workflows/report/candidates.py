@@ -20,6 +20,7 @@ from agent_tunix.workflows.report.chart import Chart, Colour, Mark, Series, hue,
 from agent_tunix.workflows.report.verdict import Standing, over_its_seeds, percent
 from agent_tunix.workflows.sweep_folder import job_folders, labels, overrides_of, read_index
 
+DASHES = 4  # patterns of lines, the first of which has none
 WIDE = 8  # times the least value: from there on values are laid out by their logarithm
 ABSENT: Colour = ("#767676", "#9a9a9a")
 SINGLE = "Held-out accuracy at the end of each candidate, with 95 % intervals."
@@ -35,7 +36,7 @@ class Candidate:
     status: str
     settings: Mapping[str, Any]
     colour: Colour = ABSENT
-    dash: bool = False
+    dash: int = 0
     run: RunRecords | None = None
     report: Report | None = None
     repeats: Repeats | None = None  # where it is one of several seeds, and not of seeds alone
@@ -124,14 +125,14 @@ def swept_key(settings: Sequence[Mapping[str, Any]]) -> str | None:
     return next((key for key in (RATE, *numeric, *keys) if key in keys), None)
 
 
-def _colours(settings: Sequence[Mapping[str, Any]]) -> list[tuple[Colour, bool]]:
+def _colours(settings: Sequence[Mapping[str, Any]]) -> list[tuple[Colour, int]]:
     """By the swept value: a scale for numbers, hues for names. What the other keys change is told by dashes."""
     key = swept_key(settings)
     if key is None:
-        return [(hue(i), False) for i in range(len(settings))]
+        return [(hue(i), 0) for i in range(len(settings))]
     values = [one.get(key) for one in settings]
     groups = list(dict.fromkeys(_others(one, key) for one in settings))
-    dashes = [groups.index(_others(one, key)) % 2 == 1 for one in settings]
+    dashes = [groups.index(_others(one, key)) % DASHES for one in settings]
     if all(map(finite, values)):
         return list(zip(map(on_scale, places([float(value or 0) for value in values])), dashes, strict=True))
     names = list(dict.fromkeys(map(value_text, values)))

@@ -41,7 +41,7 @@ function toggle(name, pressed, focus, act, ...inside) {
 // Entries with one scope are switched together: a candidate in all charts, a metric in its own.
 function legendEntry(series, scope, after) {
   const id = `${scope} ${series.id}`;
-  const swatch = make("span", { class: series.dash ? "swatch dashed" : "swatch", colour: series.colour });
+  const swatch = make("span", { class: `swatch dash${series.dash}`, colour: series.colour });
   return toggle(series.name, !state.hidden.has(id), id, (on) => {
     if (on) state.hidden.delete(id);
     else state.hidden.add(id);
@@ -185,7 +185,7 @@ class ChartView {
     const group = make("g", { class: kind, "data-series": series.id });
     const draw = (some, kind) => {
       const d = some.map((p, i) => `${i ? "L" : "M"}${x.at(p[0]).toFixed(1)} ${y.at(p[1]).toFixed(1)}`).join("");
-      group.append(make("path", { class: series.dash ? `${kind} dashed` : kind, colour: series.colour, d }));
+      group.append(make("path", { class: `${kind} dash${series.dash}`, colour: series.colour, d }));
     };
     const through = this.through(series), single = series.notes.length > 0;
     if (!this.hidesPoints(series)) draw(through.filter((p) => this.usable(p)), trend.length ? "line behind" : "line");

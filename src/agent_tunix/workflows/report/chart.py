@@ -41,7 +41,7 @@ class Series:
     name: str
     points: Sequence[Point]
     colour: Colour
-    dash: bool = False
+    dash: int = 0  # the pattern of its line; 0: whole
     hollow: Sequence[float] = ()  # x of points that are not final
     notes: Sequence[str] = ()  # one for each point, for its tooltip; of these, one without an interval is a single seed
     colours: Sequence[Colour] = ()  # one for each point, where points are candidates

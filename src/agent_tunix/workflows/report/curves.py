@@ -59,7 +59,7 @@ class Line:
     id: str
     label: str
     colour: Colour
-    dash: bool
+    dash: int
     run: RunRecords
 
     def through(self, points: Sequence[Sequence[float]]) -> Series:
@@ -84,7 +84,7 @@ def overlaid_charts(lines: Sequence[Line]) -> list[Chart]:
 
 def _accuracy_of(run: RunRecords) -> Chart:
     series = [
-        Series(key, f"{name}: {what}", _intervals(run, key), hue(i), dash=i == 2)
+        Series(key, f"{name}: {what}", _intervals(run, key), hue(i), dash=int(i == 2))
         for i, (key, name, what) in enumerate(ACCURACIES)
         if run.accuracies(key)
     ]
@@ -98,7 +98,7 @@ def _loss_or_rewards(run: RunRecords) -> Chart:
     series = [Series(REWARD.key, "reward, the weighted sum", run.series(REWARD.key), hue(0))]
     for i, key in enumerate(_function_keys([run]), start=1):
         weight = _weight(run, key)
-        series.append(Series(key, f"{_function(key)}, weight {weight:g}", run.series(key), hue(i), dash=weight == 0))
+        series.append(Series(key, f"{_function(key)}, weight {weight:g}", run.series(key), hue(i), dash=int(weight == 0)))
     note = (
         "Mean over a batch of each function, and their weighted sum, which training raises. Dashed: watched, not trained on."
     )
