@@ -72,11 +72,12 @@ class Display:
         self._progress.update(self._task, line=f"{status}, held-out {self._accuracy}{self._guard}")
 
     def step(self, record: Record) -> None:
-        gain = f"reward {record['reward/mean']:.2f}" if "reward/mean" in record else f"loss {record['loss']:.3f}"
-        line = (
-            f"{gain}  held-out {self._accuracy}  lr {record['lr']:.1e}  "
-            f"kl {record['kl']:.3f}  {record['tokens_per_second']:,.0f} tok/s{self._guard}"
-        )
+        if "reward/mean" in record:
+            gain, kl = f"reward {record['reward/mean']:.2f}", f"kl {record['kl']:.3f}  "
+        else:  # a supervised run, which has no reference
+            gain, kl = f"loss {record['loss']:.3f}", ""
+        speed = f"{record['tokens_per_second']:,.0f} tok/s"
+        line = f"{gain}  held-out {self._accuracy}  lr {record['lr']:.1e}  {kl}{speed}{self._guard}"
         self._progress.update(self._task, completed=record["step"], line=line)
         if self._lines and record["step"] % max(1, self._total // self._lines) == 0:
             self.notice(f"step {record['step']:>{len(str(self._total))}}/{self._total}  {line}")

@@ -68,7 +68,9 @@ def run(cfg: Config, output: Path, console: Console) -> Record:
         "memory_gb": {name: round(size, 3) for name, size in parts.items()},
         "devices": sizes.fsdp * sizes.tp,
         "device": {"name": device, "memory_gb": round(limit, 1), "fits": parts["peak"] <= usable},
-        "largest_micro_batch_size": memory.largest_micro_batch(sizes, usable, cfg.training.batch_size),
+        "largest_micro_batch_size": memory.largest_micro_batch(
+            sizes, usable, cfg.training.batch_size, count or memory.LARGEST_MICRO_BATCH
+        ),
         "warnings": [*notes, *warnings(cfg, count)],
     }
     output.mkdir(parents=True, exist_ok=True)

@@ -255,16 +255,16 @@ def _chunk(s: Shapes) -> float:
     return copies * min(LOGITS_BUDGET, tokens * s.arch.vocab_size) * s.vocabulary_share * FLOAT32
 
 
-def largest_micro_batch(s: Shapes, limit_gb: float, batch_size: int | None = None) -> int:
+def largest_micro_batch(s: Shapes, limit_gb: float, batch_size: int | None = None, there: int = LARGEST_MICRO_BATCH) -> int:
     """The most prompts a micro-batch may hold for the peak to stay under the limit; 0 where none fits.
 
-    It divides `batch_size`, where that is given; else the batch is one micro-batch.
+    It divides `batch_size`, where that is given; else the batch is one micro-batch, of the prompts that are `there`.
     """
 
     def fits(size: int) -> bool:
         return estimate(dataclasses.replace(s, micro_batch=size, prompts=batch_size or size))["peak"] <= limit_gb
 
-    multiples = range(s.fsdp, (batch_size or LARGEST_MICRO_BATCH) + 1, s.fsdp)
+    multiples = range(s.fsdp, (batch_size or min(there, LARGEST_MICRO_BATCH)) + 1, s.fsdp)
     sizes = [size for size in multiples if batch_size is None or batch_size % size == 0]
     fitting = bisect.bisect_left(sizes, True, key=lambda size: not fits(size))
     return sizes[fitting - 1] if fitting else 0

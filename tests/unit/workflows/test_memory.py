@@ -182,6 +182,7 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not(limit):
     size = largest_micro_batch(base, limit)
     assert size == 0 or fits(size, size)
     assert not fits(size + 1, size + 1)
+    assert largest_micro_batch(base, limit, there=3) == min(size, 3)
     assert largest_micro_batch(base, limit, 12) == max((n for n in (1, 2, 3, 4, 6, 12) if fits(n, 12)), default=0)
 
 
