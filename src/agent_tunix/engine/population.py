@@ -18,18 +18,16 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 
 from agent_tunix.algorithm.loss import LossStats
 from agent_tunix.algorithm.optimizers import Hyperparameters
-from agent_tunix.engine import ahead, compiler
+from agent_tunix.engine import ahead
 from agent_tunix.engine.ahead import Program
 from agent_tunix.engine.batch import cut_to, widened
 from agent_tunix.engine.rollout import Draw, Sampling, prepare, sample
 from agent_tunix.engine.update import UpdateStats, gradients_together, reference_logprobs, update, update_one_of
 from agent_tunix.errors import DivergenceError
-from agent_tunix.models import gemma3, lora
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters, Trainable
 from agent_tunix.models.mesh import on_mesh_of
@@ -182,31 +180,6 @@ class Update(DeviceRequest):
 def _shape(shape: tuple[int, ...], beside: Any, dtype: Any = None) -> jax.ShapeDtypeStruct:
     """The shape of an array to come, which will lie on the same devices as `beside`."""
     return jax.ShapeDtypeStruct(shape, dtype or beside.dtype, sharding=beside.sharding)
-
-
-@dataclasses.dataclass(frozen=True)
-class Probe(DeviceRequest):
-    """Asks for one token of every row to be read, [B, 1]; its time shows what it takes to serve several runs at once."""
-
-    weights: Weights
-    trainable: Trainable
-    tokens_B1: np.ndarray
-    arch: Architecture
-    kind = ("probe",)
-
-    @staticmethod
-    def program(requests: Sequence[Probe]) -> Program:
-        members, tokens = zip(*((r.trainable, r.tokens_B1) for r in requests), strict=True)
-        return Program(_read_token, (requests[0].weights, members, tokens), {"arch": requests[0].arch})
-
-
-@partial(jax.jit, static_argnames="arch", compiler_options=compiler.OPTIONS)
-def _read_token(
-    weights: Weights, members: tuple[Adapters, ...], tokens: tuple[jax.Array, ...], *, arch: Architecture
-) -> jax.Array:
-    tokens_B1 = jnp.concatenate(tokens)
-    hidden_B1D, _ = gemma3.forward(weights, lora.stack(members), arch, tokens_B1, jnp.zeros_like(tokens_B1))
-    return hidden_B1D
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,9 +24,11 @@ from rich.console import Console
 from agent_tunix.config.continuation import saved_steps
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config
+from agent_tunix.engine import ahead
 from agent_tunix.engine.guard import Interruption
 from agent_tunix.engine.metrics import Record, claimed
-from agent_tunix.engine.population import Foresight, Probe, alone, together
+from agent_tunix.engine.population import Foresight, alone, together
+from agent_tunix.engine.probe import Probe
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.workflows import memory, setup
 from agent_tunix.workflows.closing import validations
@@ -46,7 +48,8 @@ INPUTS = (  # numbers that the compiled programs take as inputs, or that only th
     *("scheduler", "grpo.beta", "grpo.epsilon", "generation.temperature", "seed"),
 )
 WORTH = 0.5  # fuse where a decode step of all costs less than this share of their steps one by one
-PROBES = 5
+PROBES = 3
+TOKENS = 8  # that a probe reads on a device that is given its work by calls; a processor needs no more than one
 Fuse = Literal["auto", "always", "never"]
 
 
@@ -229,12 +232,13 @@ def cost_of_many(r: Run, members: int) -> float:
 
 
 def _probe(r: Run, *, outline: bool = False) -> Probe:
-    """A token for every completion of a batch; of shapes alone, if it is only to be compiled."""
+    """A few tokens for every completion of a batch; of shapes alone, if it is only to be compiled."""
+    count = TOKENS if ahead.serves() else 1
     tokens_B1 = np.ones((r.cfg.training.prompts_per_step * r.cfg.grpo.num_generations, 1), np.int32)
     if outline:
-        return Probe(r.model.shapes, setup.state_shapes(r.cfg, r.model).trainable, tokens_B1, r.model.arch)
+        return Probe(r.model.shapes, setup.state_shapes(r.cfg, r.model).trainable, tokens_B1, r.model.arch, count)
     trainable = setup.new_trainable(r.cfg, r.model)  # made before weights are read: its program is soon compiled
-    return Probe(r.model.weights, trainable, tokens_B1, r.model.arch)
+    return Probe(r.model.weights, trainable, tokens_B1, r.model.arch, count)
 
 
 def _lacks_report(folder: Path) -> bool:

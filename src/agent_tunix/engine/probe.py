@@ -1,0 +1,51 @@
+"""A small request whose time shows what it takes a device to serve several runs at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agent_tunix.engine import compiler
+from agent_tunix.engine.ahead import Program
+from agent_tunix.engine.population import DeviceRequest
+from agent_tunix.models import gemma3, lora
+from agent_tunix.models.gemma3 import Architecture, Weights
+from agent_tunix.models.lora import Adapters, Trainable
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe(DeviceRequest):
+    """Asks for `count` tokens of every row to be read.
+
+    With several, the device's time is seen, and not the call's, which threads that want the interpreter can make long.
+    """
+
+    weights: Weights
+    trainable: Trainable
+    tokens_B1: np.ndarray
+    arch: Architecture
+    count: int
+    kind = ("probe",)
+
+    @staticmethod
+    def program(requests: Sequence[Probe]) -> Program:
+        members, tokens = zip(*((r.trainable, r.tokens_B1) for r in requests), strict=True)
+        static = {"arch": requests[0].arch, "count": requests[0].count}
+        return Program(_read_tokens, (requests[0].weights, members, tokens), static)
+
+
+@partial(jax.jit, static_argnames=("arch", "count"), compiler_options=compiler.OPTIONS)
+def _read_tokens(
+    weights: Weights, members: tuple[Adapters, ...], tokens: tuple[jax.Array, ...], *, arch: Architecture, count: int
+) -> jax.Array:
+    tokens_B1, adapters = jnp.concatenate(tokens), lora.stack(members)
+
+    def read(position: jax.Array) -> jax.Array:
+        return gemma3.forward(weights, adapters, arch, tokens_B1, jnp.full_like(tokens_B1, position))[0]
+
+    return jax.lax.map(read, jnp.arange(count))
