@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -84,6 +85,17 @@ def test_a_rate_below_the_runs_lr_min_takes_it_down_with_it():
     )
     assert run.endswith(" scheduler.lr_min=3e-6 seed=7 optimizer.learning_rate=6e-06")
     assert sweep.endswith("--multirun seed=7 optimizer.learning_rate=2.6e-06,6e-06,1e-05 scheduler.lr_min=2.6e-07")
+
+
+def test_a_ramp_that_a_reward_has_ended_is_to_be_made_again(command, tmp_path, monkeypatch):
+    """No rate is to blame for it."""
+    monkeypatch.delitem(sys.modules, "no_number", raising=False)
+    (tmp_path / "no_number.py").write_text("def mine(prompt, completion, answer):\n    return float('nan')\n")
+    assert (
+        command("lr-find", "+experiment=quick_test", "+reward.functions.mine=no_number.mine", "hydra.run.dir=out").code == 0
+    )
+    assert json.loads((tmp_path / "out" / "lr_find.json").read_text())["beyond"] is None
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["advice"][0].endswith("lr_find.num_steps=40")
 
 
 @pytest.mark.parametrize("rates", [[], [1e-4, 2.345e-4]])

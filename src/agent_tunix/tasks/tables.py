@@ -149,10 +149,10 @@ def _open(place: str, subset: str | None, name: str, fmt: RowFormat) -> tuple[st
     return _from_hub(place, subset, name)
 
 
-def held_out_apart(place: str) -> list[str]:
+def held_out_apart(place: str, fmt: RowFormat) -> list[str]:
     """The files of a folder that are called a validation split, which is not read."""
     path = Path(os.path.expanduser(place))
-    files = sorted(path.iterdir()) if path.is_dir() else []
+    files = [file for file in sorted(path.iterdir()) if _reader(file, fmt)] if path.is_dir() else []
     return [file.name for file in files if SHARD.sub("", file.name.split(".")[0]) in VALIDATION]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import textwrap
 import zlib
 from collections.abc import Callable, Sequence
 
@@ -129,12 +128,12 @@ def _read(cfg: Config, split: str, notice: Notice) -> list[Row]:
     data = cfg.data
     if data.path is None:
         raise UserError("data.path=null: give the file, folder or hub repository that holds the data.")
-    if split == "validation" and (unread := held_out_apart(data.path)):
+    fmt = RowFormat(data.question_field, data.answer_field, data.answer_pattern, data.on_bad_row == "skip")
+    if split == "validation" and (unread := held_out_apart(data.path, fmt)):
         notice(
             f"{', '.join(unread)} of {data.path} is not read: held-out problems are cut from the train split "
             f"(training.train_fraction={cfg.training.train_fraction:g})."
         )
-    fmt = RowFormat(data.question_field, data.answer_field, data.answer_pattern, data.on_bad_row == "skip")
     rows, bad = read_rows(data.path, data.subset, split, cfg.training.train_fraction, fmt)
     if bad:
         named = "; ".join(bad[:ROWS_NAMED]) + (" ..." if len(bad) > ROWS_NAMED else "")
@@ -161,4 +160,4 @@ def _check_vocabulary(rows: Sequence[Row], data: DataSection, tokenizer: Tokeniz
 
 
 def _named(text: str) -> str:
-    return repr(textwrap.shorten(text, LONGEST_NAMED, placeholder=" ..."))
+    return repr(text if len(text) <= LONGEST_NAMED else f"{text[:LONGEST_NAMED]} ...")

@@ -26,6 +26,7 @@ from agent_tunix.engine.metrics import Record, read_records, replace_text
 from agent_tunix.engine.population import alone
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.tasks.datasets import Stream
+from agent_tunix.tasks.rewards import is_fault_of_reward
 from agent_tunix.workflows import ramp, setup
 from agent_tunix.workflows.curve import as_svg, in_characters
 from agent_tunix.workflows.desk import Pause
@@ -51,14 +52,17 @@ def run(cfg: LrFindConfig, path: Path, console: Console, overrides: Sequence[str
         r = ramped(cfg, whole)
         _ = whole.model.weights  # read now, so that a fault in them is found before anything is written
         _begin(path)
+        by_reward = False
         try:
             display = bars.display("ramp", r.plan.total_steps)
             alone(training(r, path, display, interruption, Pause(lambda step: _fallen(path, r), by_folder=True)))
         except DivergenceError as fault:
             bars.notice(f"The ramp ends here. {str(fault).splitlines()[0]}")
+            by_reward = is_fault_of_reward(fault.fault)
+    cut_short = interruption.requested or by_reward  # by nothing that its rates have done
     shutil.rmtree(path / "checkpoints", ignore_errors=True)
-    found = _reading(path, r, whole, interruption.requested)
-    advice = _advice(found, r, interruption.requested, whole.cfg.scheduler.lr_min)
+    found = _reading(path, r, whole, cut_short)
+    advice = _advice(found, r, cut_short, whole.cfg.scheduler.lr_min)
     updates = len(found["rates"]) * r.plan.iterations
     _write(path, found, advice, interruption.requested, updates)
     report_on(path, bars.notice)
@@ -138,21 +142,21 @@ def measured(path: Path, r: Run) -> list[Record]:
     return records[: next(bad, len(records))]
 
 
-def _reading(path: Path, r: Run, whole: Run, interrupted: bool) -> Record:
+def _reading(path: Path, r: Run, whole: Run, cut_short: bool) -> Record:
     rates, rewards, kls = ([record[key] for record in measured(path, r)] for key in MEASURED)
     peak = whole.cfg.optimizer.learning_rate
     full_updates = sum(whole.plan.schedule(t) for t in range(1, whole.plan.total_steps + 1)) / peak
-    found = ramp.read(rates, rewards, kls, r.plan.total_batches, full_updates / r.plan.iterations, interrupted)
+    found = ramp.read(rates, rewards, kls, r.plan.total_batches, full_updates / r.plan.iterations, cut_short)
     return {"rates": rates, "reward": rewards, "kl": kls, **dataclasses.asdict(found)}
 
 
-def _advice(found: Record, r: Run, interrupted: bool, lr_min: float | None) -> list[str]:
+def _advice(found: Record, r: Run, cut_short: bool, lr_min: float | None) -> list[str]:
     """The commands to try next: another ramp where this one has not seen the best rates, a run and a sweep where it has.
 
     The run's lr_min goes down with a rate below it.
     """
     if found["suggested"] is None:
-        return [_other_ramp(found, r, interrupted)]
+        return [_other_ramp(found, r, cut_short)]
     further = [_further_up(found["rates"][-1], r)] if found["beyond"] == "above" and found["rates"][-1] < 1 else []
     low, high = (rounded(rate) for rate in found["range"])
     grid = ",".join(f"{rate:g}" for rate in dict.fromkeys((low, found["suggested"], high)))
@@ -164,22 +168,22 @@ def _advice(found: Record, r: Run, interrupted: bool, lr_min: float | None) -> l
     return [*further, join(at(found["suggested"], f"{found['suggested']:g}")), join(["--multirun", *at(low, grid)])]
 
 
-def _other_ramp(found: Record, r: Run, interrupted: bool) -> str:
+def _other_ramp(found: Record, r: Run, cut_short: bool) -> str:
     """Lower where it began too high, further up where the policy hardly moved, else more steps, as many as an epoch has.
 
-    Where it had all of them, larger groups, whose rewards are less noisy.
+    Where it had all of them, larger groups, whose rewards are less noisy. One that was cut short is to be made again.
     """
     if found["beyond"] == "below":
         first = r.plan.schedule(1)
         ends = {"lr_find.lr_low": rounded(first / 100), "lr_find.lr_high": rounded(max([first, *found["rates"]]))}
         return join([*less(r.overrides, *ends), *(f"{key}={rate:g}" for key, rate in ends.items())], "lr-find")
     reached = found["rates"][-1] if found["rates"] else 1.0
-    if not interrupted and reached < 1 and found["kl"][-1] < ramp.MOVED:
+    if not cut_short and reached < 1 and found["kl"][-1] < ramp.MOVED:
         return _further_up(reached, r)
     most = len(r.task.train) // r.cfg.training.prompts_per_step * r.plan.iterations
-    steps = r.plan.total_steps if interrupted else min(2 * r.plan.total_steps, most)
+    steps = r.plan.total_steps if cut_short else min(2 * r.plan.total_steps, most)
     key, value = "lr_find.num_steps", steps
-    if steps == r.plan.total_steps and not interrupted:
+    if steps == r.plan.total_steps and not cut_short:
         key, value = "grpo.num_generations", 2 * r.cfg.grpo.num_generations
     return join([*less(r.overrides, key), f"{key}={value}"], "lr-find")
 

@@ -107,14 +107,17 @@ def read(
     kls: Sequence[float],
     planned: int,
     full_updates: float,
-    interrupted: bool = False,
+    cut_short: bool = False,
 ) -> Reading:
-    """Judges a ramp for runs that travel as far as `full_updates` updates at their peak rate."""
+    """Judges a ramp for runs that travel as far as `full_updates` updates at their peak rate.
+
+    One that was `cut_short`, by Ctrl-C say, has not ended by its own rates.
+    """
     found = curve(rewards, planned)
     if found is None:
         few = f"The ramp broke off after {len(rates)} steps: too few to judge."
-        beyond: Literal["below"] | None = None if interrupted else "below"
-        return Reading([0.0] * len(rates), None, None, few if interrupted else f"{few} It began too high.", beyond)
+        beyond: Literal["below"] | None = None if cut_short else "below"
+        return Reading([0.0] * len(rates), None, None, few if cut_short else f"{few} It began too high.", beyond)
     kl = smoothed(kls, window(planned))
     score = [gain / max(spent, LEAST_KL) for gain, spent in zip(found.gain, kl, strict=True)]
     if max(score) == 0:

@@ -97,7 +97,7 @@ def test_a_ramp_that_began_too_high_is_said_to():
     assert "the ramp began too high" in reading.conclusion
     assert reading.beyond == "below"
     assert ramp.read(rates[:2], rewards[:2], kls[:2], 40, FULL_UPDATES).beyond == "below"
-    assert ramp.read(rates[:2], rewards[:2], kls[:2], 40, FULL_UPDATES, interrupted=True).beyond is None
+    assert ramp.read(rates[:2], rewards[:2], kls[:2], 40, FULL_UPDATES, cut_short=True).beyond is None
 
 
 def test_a_reward_that_still_rises_at_the_end_is_said_to():
