@@ -9,7 +9,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -20,22 +20,29 @@ from omegaconf import OmegaConf
 
 from agent_tunix import cli
 from agent_tunix.config.load import config_folder
-from agent_tunix.workflows import setup
 
 REPOSITORY = Path(__file__).parents[1]
 
 # Hydra closes the log handlers it finds; absl's would close the stream under pytest's capture with it.
 absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
-# Compiling is most of what these tests take, so XLA is to hurry, here and in the processes that tests start. Its older
-# emitters need a third of the time; later releases have them no more. To cut a program into parts for many threads costs
-# more than it brings where there are two cores. JAX looks for a cache of programs only once, so it is there before the
-# first of them.
+# Compiling is most of what these tests take, so XLA is to hurry, here and in the processes that tests start. Loops that
+# are not unrolled are compiled in two thirds of the time. Older emitters need a third; later releases have them no more.
+# To cut a program into parts for many threads costs more than it brings where there are two cores. JAX looks for a cache of
+# programs only once, so it is there before the first of them.
 OLDER = ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
-HURRY = ["--xla_backend_optimization_level=1", *(OLDER if jax.__version_info__ < (0, 11) else [])]
+HURRY = ["--xla_backend_optimization_level=1", "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling"]
+HURRY += OLDER if jax.__version_info__ < (0, 11) else []
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *HURRY])
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+os.environ["XDG_CACHE_HOME"] = str(REPOSITORY / ".pytest_cache")  # no programs of tests in the cache of the user
 gc.freeze = lambda: None  # here one process makes many runs, whose garbage would be kept
+gc.set_threshold(20_000)  # to look for it as often as Python does takes a twentieth of the time
+
+from agent_tunix.engine import compiler  # noqa: E402  it heeds these flags when it is imported
+from agent_tunix.workflows import setup  # noqa: E402
+
+assert compiler.LEVEL not in compiler.OPTIONS, "imported before the flags were set, it overrules them"
 setup.start_device()
 
 
@@ -55,6 +62,16 @@ def quick_compilation(request: pytest.FixtureRequest) -> None:
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(hurry))  # for the processes that tests start
     if hurried != hurry:
         jax.clear_caches()  # those of the other kind would be found and used
+
+
+@pytest.fixture
+def hardly_optimized(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For a test of LONG_RUNS that makes few steps by programs of its own: these are worth no more time than others are."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @dataclasses.dataclass(frozen=True)

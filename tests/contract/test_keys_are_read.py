@@ -19,7 +19,7 @@ from agent_tunix.config.tuning import LrFindConfig, TuneConfig
 from agent_tunix.errors import UserError
 from agent_tunix.models import huggingface
 from agent_tunix.models.sources import find_checkpoint
-from agent_tunix.tasks.arithmetic import TEMPLATES
+from agent_tunix.tasks import arithmetic
 from agent_tunix.workflows import evaluate, setup
 
 LONG_RUNS = True  # they share the programs of the others
@@ -64,8 +64,9 @@ def declared(kind: type, prefix: str = "") -> dict[tuple[type, str], str]:
 
 
 def table(path: Path) -> None:
-    texts = [TEMPLATES["sum"].format(name="Ann", thing="pears", a=a, b=b) for a in range(9) for b in range(9)]
-    path.write_text("".join(json.dumps({"q": text, "a": "#### 7"}) + "\n" for text in texts))
+    """Problems as long as those that are generated, so that the same programs serve."""
+    problems = arithmetic.generate(200, 0, "train")
+    path.write_text("".join(json.dumps({"q": problem.question, "a": "#### 7"}) + "\n" for problem in problems))
 
 
 def test_every_other_key_is_read_by_a_workflow(command, reads, tmp_path):

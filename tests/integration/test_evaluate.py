@@ -59,6 +59,7 @@ def test_a_run_before_and_after(command, trained, tmp_path):
     assert not (tmp_path / "evaluations").exists()
 
 
+@pytest.mark.usefixtures("hardly_optimized")
 def test_several_passes_give_majority_and_pass_at_k(command, trained, tmp_path):
     outcome = command("evaluate", f"run={trained}", "inference_config=standard", "num_passes=4", *SMALL)
     assert outcome.code == 0, outcome.err
@@ -114,6 +115,7 @@ def test_what_a_run_has_its_own_of_is_refused(command, asked):
     assert f"{asked[0]}: a run is evaluated as it was trained; only run, step" in outcome.err
 
 
+@pytest.mark.usefixtures("hardly_optimized")
 def test_what_the_test_split_needs_can_be_asked_for(command, trained, tmp_path):
     """It is read for the first time when the run is over."""
     (tmp_path / "data").mkdir()
@@ -158,6 +160,7 @@ def test_a_folder_that_is_no_run_is_refused(command, folder, tmp_path):
     assert f"there is no {tmp_path / folder / 'config.yaml'}" in outcome.err
 
 
+@pytest.mark.usefixtures("hardly_optimized")
 def test_a_schedule_free_run_is_evaluated_at_its_average(command, tmp_path):
     """x = (y - (1 - beta1) z) / beta1, where y is what is trained and z takes the steps."""
     free = ["optimizer=schedule_free_adamw", "optimizer.learning_rate=1e-5", "training.num_batches=4"]

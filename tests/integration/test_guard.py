@@ -131,6 +131,7 @@ def test_a_run_whose_batches_were_all_dropped_has_diverged(command, tmp_path, na
     assert advice.split()[-1] in examined
 
 
+@pytest.mark.usefixtures("hardly_optimized")
 def test_so_has_one_none_of_whose_updates_was_applied(command, tmp_path):
     """Their numbers were written, but nothing was learnt."""
     outcome = command("train", *RUN, "model.lora_alpha=1e38", "training.on_divergence=ignore")

@@ -92,9 +92,11 @@ def test_a_candidate_that_rolls_back_goes_on_at_its_own_pace(command, tmp_path):
     assert len(bad["rollbacks"]) > 0
 
 
+@pytest.mark.usefixtures("hardly_optimized")
 def test_jobs_with_other_numbers_of_problems_are_evaluated_each_by_its_own(command, tmp_path):
     """Seeds make other problems, of which more or fewer are too long."""
     asked = ["model=gemma3_tiny", "training.num_batches=1", "evaluation.num_examples=20", "evaluation.sampled=false"]
+    asked += ["model.lora_module_path=q_proj", "grpo.beta=0", "grpo.num_generations=2", "training.micro_batch_size=2"]
     asked += ["data=arithmetic", "data.num_examples=256", "generation.max_prompt_length=27", "seed=4,5", "--multirun"]
     for fuse in ("always", "never"):
         outcome = command("train", *asked, f"hydra.launcher.fuse={fuse}", f"hydra.sweep.dir={fuse}")
