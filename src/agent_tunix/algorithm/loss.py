@@ -24,6 +24,8 @@ from agent_tunix.types import pytree
 LOGITS_BUDGET = 2**28  # float32 logits alive at once while log-probabilities are taken: 1 GiB
 GREATEST_LOG_ODDS = 60.0  # far above what sampling yields; a vocabulary of e^60 still sums to a finite float32
 UNWRITTEN = 16  # times as many rows make a chunk where the kernel writes sums only, no logits
+FEWEST_CHUNKS = 16  # of many rows where it writes odds too, lest these be what takes most memory
+TILE = 128  # rows that it makes odds of at a time
 OLDEST_JAX = (0, 11)  # with which the kernel has run, on a GPU or interpreted
 SHARES = 8  # into which the sum over the vocabulary is split
 
@@ -111,6 +113,11 @@ def token_logprobs(hidden_BCD, tokens_BC, embed_VD, temperature) -> tuple[jax.Ar
     return logprobs.reshape(B, C), entropy.reshape(B, C)
 
 
+def odds_rows(N: int, V: int) -> int:
+    """Of N rows, how many have their odds written by the kernel at a time."""
+    return min(max(1, LOGITS_BUDGET // V), -(-N // (FEWEST_CHUNKS * TILE)) * TILE)
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _scores(hidden_ND, tokens_N, sharpness_N, embed_VD, rows: int) -> tuple[jax.Array, jax.Array]:
     def score(hidden_nD, tokens_n, sharpness_n):
@@ -128,6 +135,8 @@ def _scores_forward(hidden_ND, tokens_N, sharpness_N, embed_VD, rows: int):
         expected_nD = _weighted(odds_nV, embed_VD) / total_n[:, None]
         return -jnp.log(total_n), entropy_n, cut(expected_nD, "fsdp")
 
+    if _kernel_serves(hidden_ND, embed_VD):
+        rows = odds_rows(len(hidden_ND), len(embed_VD))
     logprobs_N, entropy_N, expected_ND = _by_chunks(score, rows, hidden_ND, tokens_N, sharpness_N)
     return (logprobs_N, entropy_N), (hidden_ND, tokens_N, sharpness_N, embed_VD, expected_ND)
 

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from agent_tunix.algorithm import optimizers
-from agent_tunix.algorithm.loss import LOGITS_BUDGET
+from agent_tunix.algorithm.loss import LOGITS_BUDGET, odds_rows
 from agent_tunix.models.decoding import layout_fits
 from agent_tunix.models.gemma3 import Architecture
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, module_shape
@@ -31,18 +31,17 @@ from agent_tunix.models.mesh import EVERYWHERE, fitting, share, spec
 from agent_tunix.models.quantisation import BLOCK, BYTES, BaseDtype
 
 FLOAT32 = 4
-RESIDUAL_COPIES = 13.5  # float32 copies of the residual stream while a layer is differentiated
-HIDDEN_COPIES = 4.9  # of what the feed-forward block holds between its matrices
-QUERY_COPIES = 5.0  # of one layer's queries, where a kernel attends: it is given a prompt's once for each completion
-SCORE_COPIES = 1.65  # of one layer's attention scores
-LAYER_COPIES = 2  # of one layer's weights, cut out of the stack and transposed, or dequantised
+RESIDUAL_COPIES = 13.0  # float32 copies of the residual stream while a layer is differentiated
+HIDDEN_COPIES = 3.9  # of what the feed-forward block holds between its matrices
+QUERY_COPIES = 4.8  # of one layer's queries, where a kernel attends: it is given a prompt's once for each completion
+SCORE_COPIES = 2.0  # of one layer's attention scores
 LOSS_LOGITS_COPIES = 1.5  # of one chunk of logits, in the loss and its gradient: in float32, and as probabilities in bf16
 LOSS_ODDS_COPIES = 0.55  # of such a chunk where a kernel turns logits into probabilities before it writes them
-LOSS_RESIDUAL_COPIES = 3  # of the last hidden states, in float32, beside them
-SAMPLER_LOGITS_COPIES = 1.5  # of the logits of one token a sequence, while it is drawn
-SAMPLER_LAYERS = 1.1  # times the layers' weights, laid out for the kernels that read a token
-SAMPLER_ADAPTERS = 2  # times the adapters, laid out for them
-ADAPTER_TEMPORARIES = 1.3  # gradients, the change, and the casts of the adapters
+LOSS_RESIDUAL_COPIES = 2.7  # of the last hidden states, in float32, beside them
+SAMPLER_LOGITS_COPIES = 1.7  # of the logits of one token a sequence, while it is drawn
+SAMPLER_LAYERS = 1.13  # times the layers' weights, laid out for the kernels that read a token
+SAMPLER_ADAPTERS = 0.6  # times the adapters, laid out for them
+ADAPTER_TEMPORARIES = 1.8  # gradients, the change, and the casts of the adapters
 EMBEDDING_GRADIENTS = 1.5  # in float32, where all weights are trained
 ORTHOGONALISED = 1.15  # float32 copies of all matrices, where Muon trains them
 GIGABYTE = 1e9
@@ -223,12 +222,13 @@ def _kept(s: Shapes) -> float:
 
 
 def _differentiation(s: Shapes) -> float:
-    """What one layer takes while it is differentiated; a kernel's attention is done before feed-forward begins."""
+    """What one layer takes while it is differentiated, one copy of its weights among it; a kernel's attention is done before
+    feed-forward begins."""
     arch = s.arch
     residual = RESIDUAL_COPIES * _tokens(s) * arch.embed_dim * FLOAT32
     hidden = HIDDEN_COPIES * _tokens(s) * arch.hidden_dim / s.tp * s.bytes_per_weight
     blocks = max(hidden, _attention(s)) if s.kernels else hidden + _attention(s)
-    return residual + blocks + LAYER_COPIES * _layers(s) / arch.num_layers / s.tp
+    return residual + blocks + _layers(s) / arch.num_layers / s.tp
 
 
 def _attention(s: Shapes) -> float:
@@ -251,8 +251,9 @@ def _embedding_gradients(s: Shapes) -> float:
 def _chunk(s: Shapes) -> float:
     """The logits alive at once while log-probabilities are taken, and again in the gradient of a trained embedding."""
     tokens = s.micro_batch * s.generations * s.completion_length
-    copies = LOSS_ODDS_COPIES if s.kernels and s.lora_rank else LOSS_LOGITS_COPIES
-    return copies * min(LOGITS_BUDGET, tokens * s.arch.vocab_size) * s.vocabulary_share * FLOAT32
+    if s.kernels and s.lora_rank:
+        return LOSS_ODDS_COPIES * odds_rows(tokens, s.arch.vocab_size) * s.arch.vocab_size * FLOAT32
+    return LOSS_LOGITS_COPIES * min(LOGITS_BUDGET, tokens * s.arch.vocab_size) * s.vocabulary_share * FLOAT32
 
 
 def largest_micro_batch(s: Shapes, limit_gb: float, batch_size: int | None = None, there: int = LARGEST_MICRO_BATCH) -> int:

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jax import export
 from jax.experimental.pallas import mosaic_gpu
 
@@ -63,6 +65,15 @@ def test_log_probabilities_and_gradients_are_those_of_written_logits(interpreted
     by_kernel, by_xla = (scores(on, monkeypatch, 130, 264) for on in (True, False))
     assert all(np.abs(x).max() > 0.01 for x in by_xla)
     assert_near(by_kernel, by_xla)
+
+
+@given(total=st.integers(1, 10**6), vocabulary=st.sampled_from([264, 262144, 262208]))
+def test_odds_are_written_of_a_few_rows_at_a_time(total, vocabulary):
+    """Of at most a sixteenth, in whole tiles, and never more than the budget holds."""
+    rows = loss.odds_rows(total, vocabulary)
+    assert 1 <= rows * vocabulary <= loss.LOGITS_BUDGET
+    assert rows <= max(total / loss.FEWEST_CHUNKS + odds_kernel.ROWS, odds_kernel.ROWS)
+    assert rows % odds_kernel.ROWS == 0 or rows == loss.LOGITS_BUDGET // vocabulary
 
 
 def assert_near(found: list[np.ndarray], wanted: list[np.ndarray]) -> None:

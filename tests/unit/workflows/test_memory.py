@@ -56,9 +56,9 @@ def shapes(size="270m", P=4, G=4, S=256, C=512, micro=4, rank=32) -> Shapes:
 
 def test_the_estimate_is_near_what_the_device_reported():
     rows = measured()
-    assert len(rows) >= 39
+    assert len(rows) >= 49
     for s, peak in rows:
-        assert estimate(s)["peak"] == pytest.approx(peak, rel=0.075), s
+        assert estimate(s)["peak"] == pytest.approx(peak, rel=0.05), s
 
 
 def test_a_device_that_has_no_room_for_the_layers_twice_is_not_given_them_twice():
@@ -156,10 +156,10 @@ def test_a_run_that_needs_more_than_there_is_is_told_before_it_begins(config, mo
 
 def test_the_plan_names_the_widest_base_that_fits():
     s = shapes("4b", micro=2)
-    for limit, said in ((20.0, []), (11.0, ["model.base_dtype=int8 takes 8.2 GB, which fits"]), (5.0, [])):
+    for limit, said in ((20.0, []), (11.0, ["model.base_dtype=int8 takes 8.3 GB, which fits"]), (5.0, [])):
         assert dry_run._notes_on_base(s, limit) == said
     (line,) = dry_run._notes_on_base(dataclasses.replace(s, base_dtype="int8"), 7.0)
-    assert line.startswith("model.base_dtype=nf4 takes 6.6 GB")
+    assert line.startswith("model.base_dtype=nf4 takes 6.7 GB")
     assert not dry_run._notes_on_base(shapes("4b", micro=2, rank=0), 11.0)
 
 
