@@ -16,9 +16,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from agent_tunix.engine import guard
 from agent_tunix.engine.metrics import RunFolder, claimed, read_records
+from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.workflows import gather
 from agent_tunix.workflows import train as train_workflow
 
@@ -230,6 +232,29 @@ def test_other_data_is_refused_and_so_are_other_batches(straight, command, tmp_p
     assert outcome.code == 2
     assert message in outcome.err
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+
+
+def test_what_was_learnt_on_another_base_is_refused(command, tmp_path):
+    """As where another model of the same shape was put into the folder, on which adapters would do no one knows what."""
+    shutil.copytree(find_checkpoint("package:tiny"), tmp_path / "base")
+    once = [*RUN, "model.weights=base", "training.num_batches=1", "training.save_interval_steps=null"]
+    assert command("train", *once, "hydra.run.dir=run").code == 0
+    file = tmp_path / "base" / "model.safetensors"
+    own = file.read_bytes()
+    save_file({name: -tensor if tensor.ndim > 1 else tensor for name, tensor in load_file(file).items()}, file)
+    before = sorted(tmp_path.rglob("*"))
+    following = [*once, "training.init_from=run", "hydra.run.dir=following"]
+    evaluated = ["run=run", "inference_config=greedy", "evaluation.num_examples=4"]
+    goes_on = ["training.resume=run", "training.num_batches=2"]
+    asked = {"train": goes_on, "evaluate": evaluated, "export": ["run=run", "format=merged"]}
+    for verb, arguments in [*asked.items(), ("train", following)]:
+        outcome = command(verb, *arguments)
+        assert outcome.code == 2
+        assert "run has learnt on another base" in outcome.err
+    assert sorted(tmp_path.rglob("*")) == before
+    file.write_bytes(own)
+    for verb, arguments in asked.items():
+        assert command(verb, *arguments).code == 0
 
 
 @pytest.mark.usefixtures("heeded")

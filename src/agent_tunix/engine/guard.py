@@ -26,8 +26,8 @@ OUTPUTS = (1, 2)  # the system's numbers of standard output and standard error
 class Progress:
     """How far a run has come in its data, and what the guard has done; it is saved with every checkpoint.
 
-    `data` is a digest of the training examples in their order. `midway` says that it was saved because
-    the run was interrupted or came to rest, and not because it was due or at its end.
+    `data` is a digest of the training examples in their order, `base` the checksum of the weights it began with. `midway`
+    says that it was saved because the run was interrupted or came to rest, and not because it was due or at its end.
     """
 
     position: int = 0
@@ -36,12 +36,14 @@ class Progress:
     rollbacks: tuple[dict[str, Any], ...] = ()
     data: str = ""
     midway: bool = False
+    base: int = 0
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> Progress:
         """What `dataclasses.asdict` wrote; JSON knows lists only. Raises a TypeError or KeyError for anything else."""
         position, rate_scale = operator.index(saved["position"]), saved["rate_scale"] * 1.0
-        later = str(saved.get("data", "")), saved.get("midway") is True  # which earlier versions did not save
+        # which earlier versions did not save
+        later = str(saved.get("data", "")), saved.get("midway") is True, operator.index(saved.get("base", 0))
         return cls(position, rate_scale, tuple(saved["skipped"]), tuple(saved["rollbacks"]), *later)
 
     def advanced(self) -> Progress:
@@ -51,7 +53,8 @@ class Progress:
         """Back at a checkpoint's position, at a lower rate, and without the batch that went wrong."""
         scale = self.rate_scale / RATE_CUT
         event = {"step": step, "batch": self.position, "reason": reason, "rate_scale": scale}
-        return Progress(saved.position, scale, (*self.skipped, self.position), (*self.rollbacks, event), self.data)
+        skipped, rollbacks = (*self.skipped, self.position), (*self.rollbacks, event)
+        return dataclasses.replace(self, position=saved.position, rate_scale=scale, skipped=skipped, rollbacks=rollbacks)
 
 
 def fault_of(stats: UpdateStats, max_kl: float) -> str | None:

@@ -1,4 +1,7 @@
-"""Checks of a checkpoint's tensors as they are read: that they are finite, and the same for all processes."""
+"""Checks of a checkpoint's tensors as they are read: that they are finite, and the same for all processes.
+
+The checksum of its matrices tells a checkpoint from others of the same shapes, whatever its format and the type asked for.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from agent_tunix.errors import UserError
 from agent_tunix.models.gemma3 import Weights
 from agent_tunix.models.quantisation import Matrix, Quantised
 
-LOOKED_AT = 1000  # values of a tensor that its checksum covers, about
+LOOKED_AT = 1000  # values of a matrix that the checksum covers, about
 
 
 class Inspection:
@@ -23,10 +26,12 @@ class Inspection:
 
     def __init__(self, checkpoint: Path) -> None:
         self.checkpoint = checkpoint
-        self._sum = 0
+        self.checksum = 0
 
     def seen(self, tensor: np.ndarray) -> np.ndarray:
-        self._sum = zlib.crc32(tensor.reshape(-1)[:: max(1, tensor.size // LOOKED_AT)].tobytes(), self._sum)
+        if tensor.ndim > 1:  # GGUF has one added to norms, which rounds them
+            looked_at = tensor.reshape(-1)[:: max(1, tensor.size // LOOKED_AT)].astype(jnp.bfloat16)
+            self.checksum = zlib.crc32(looked_at.tobytes(), self.checksum)
         return tensor
 
     def refuse(self, damaged: Sequence[str]) -> None:
@@ -39,7 +44,7 @@ class Inspection:
 
     def agree(self) -> None:
         """Refuses tensors that differ between processes: each would hold a part of another model."""
-        if jax.process_count() > 1 and np.ptp(multihost_utils.process_allgather(np.uint32(self._sum))):
+        if jax.process_count() > 1 and np.ptp(multihost_utils.process_allgather(np.uint32(self.checksum))):
             raise UserError(f"The processes differ in the weights of {self.checkpoint}.\nGive the same to all of them.")
 
 

@@ -73,16 +73,16 @@ def load_weights(
     base_dtype: BaseDtype | None = None,
 ) -> Weights:
     """Reads every tensor of a checkpoint once, straight into the stacked layout on the mesh; without one, on one device."""
-    return open_weights(checkpoint, arch, dtype, mesh or mesh_of_sizes(), base_dtype)()
+    return open_weights(checkpoint, arch, dtype, mesh or mesh_of_sizes(), base_dtype)()[0]
 
 
 def open_weights(
     checkpoint: Path, arch: Architecture, dtype: jnp.dtype, mesh: Mesh, base_dtype: BaseDtype | None
-) -> Callable[[], Weights]:
-    """Checks that a checkpoint has all tensors of its architecture; returns the function that reads them."""
+) -> Callable[[], tuple[Weights, int]]:
+    """Checks that a checkpoint has all tensors of its architecture; returns what reads them, and their checksum."""
     tensors = open_tensors(checkpoint, arch)
 
-    def read() -> Weights:
+    def read() -> tuple[Weights, int]:
         inspection = Inspection(checkpoint)
         with _progress(f"loading {checkpoint.name}", len(tensors.shapes)) as advance:
 
@@ -93,7 +93,7 @@ def open_weights(
             weights = _assemble(arch, dtype, tensor, mesh, base_dtype)
         inspection.agree()
         inspection.refuse(_not_finite(weights))
-        return weights
+        return weights, inspection.checksum
 
     return read
 

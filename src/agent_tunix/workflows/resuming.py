@@ -22,12 +22,13 @@ from agent_tunix.workflows.gather import Run
 
 def restored(r: Run, path: Path, checkpoints: Checkpoints, fresh: TrainState, notice: Notice) -> tuple[TrainState, Progress]:
     """The state from which the run goes on, or begins; says how many recorded updates no checkpoint holds."""
-    state, progress = fresh, Progress(data=_digest(r.task.train))
+    state, progress = fresh, Progress(data=_digest(r.task.train), base=r.model.checksum)
     if checkpoints.steps():
         state, saved_progress = checkpoints.restore(fresh)
         _check(r, path, int(state.step), saved_progress.position)
         _check_data(r, path, saved_progress.data, progress.data)
-        progress = dataclasses.replace(saved_progress, data=progress.data, midway=False)
+        r.model.serve(str(path), saved_progress.base)
+        progress = dataclasses.replace(saved_progress, data=progress.data, base=progress.base, midway=False)
     saved = int(state.step)
     if (lost := last_step(path) - saved) > 0:
         notice(f"Saved up to step {saved}: {counted(lost, 'update')} recorded after it will be made again.")

@@ -46,11 +46,29 @@ class Model:
     arch: Architecture
     tokenizer: Tokenizer
     shapes: Weights
-    read: Callable[[], Weights]
+    read: Callable[[], tuple[Weights, int]]  # with their checksum
+    learnt_by: dict[str, int] = dataclasses.field(default_factory=dict)  # runs, and the checksum of what they began with
 
     @cached_property
+    def _read(self) -> tuple[Weights, int]:
+        weights, checksum = self.read()
+        for run, theirs in self.learnt_by.items():
+            _refuse_other_base(run, theirs, checksum)
+        return weights, checksum
+
+    @property
     def weights(self) -> Weights:
-        return self.read()
+        return self._read[0]
+
+    @property
+    def checksum(self) -> int:
+        return self._read[1]
+
+    def serve(self, run: str, checksum: int) -> None:
+        """Refuses to have the policy of a run put on it that has learnt on another base; at the latest when it is read."""
+        self.learnt_by[run] = checksum
+        if "_read" in vars(self):
+            _refuse_other_base(run, checksum, self.checksum)
 
     @property
     def mesh(self) -> Mesh:
@@ -58,7 +76,16 @@ class Model:
 
     def outline(self) -> Model:
         """The same with shapes in the place of weights, for programs that are only to be compiled."""
-        return dataclasses.replace(self, read=lambda: self.shapes)
+        return dataclasses.replace(self, read=lambda: (self.shapes, 0))
+
+
+def _refuse_other_base(run: str, theirs: int, checksum: int) -> None:
+    """`theirs` is 0 where the checkpoint is of an earlier version, and `checksum` where there are only shapes."""
+    if 0 not in (theirs, checksum) and theirs != checksum:
+        raise UserError(
+            f"{run} has learnt on another base: what its model.weights names holds other weights now.\n"
+            "Put the weights back that it began with, or start another run."
+        )
 
 
 class Shelf:
@@ -138,14 +165,14 @@ def load_model(cfg: Config, mesh: Mesh | None = None) -> Model:
         return base
     dtype, base_dtype = jnp.dtype(cfg.model.dtype), cfg.model.base_dtype
 
-    def read() -> Weights:
+    def read() -> tuple[Weights, int]:
         learnt, _ = load_trained(folder, earlier, base, cfg.training.init_step)
-        weights = base.read()  # rather than base.weights, which would be kept beside those made of them
+        weights, checksum = base.read()  # rather than base.weights, which would be kept beside those made of them
         if isinstance(learnt, Adapters):
             weights = merge(weights, learnt)
         else:
             weights = jax.tree.map(lambda new, old: new.astype(old.dtype), learnt, weights)
-        return place(quantised(weights, base_dtype) if base_dtype else weights, base.arch, mesh)
+        return place(quantised(weights, base_dtype) if base_dtype else weights, base.arch, mesh), checksum
 
     return dataclasses.replace(base, shapes=weight_shapes(base.arch, dtype, mesh, base_dtype), read=read)
 
@@ -247,7 +274,8 @@ def earlier_adapters(cfg: Config, model: Model) -> Adapters | None:
 def load_trained(folder: str, cfg: Config, model: Model, step: int | None = None) -> tuple[Trainable, int]:
     """What a run has learnt by a step (default: the last), and that step."""
     with contextlib.closing(Checkpoints(Path(folder) / "checkpoints")) as checkpoints:
-        state, _ = checkpoints.restore(state_shapes(cfg, model), step)
+        state, progress = checkpoints.restore(state_shapes(cfg, model), step)
+    model.serve(folder, progress.base)
     return evaluation_trainable(state, cfg.optimizer.optimizer_name), int(state.step)
 
 

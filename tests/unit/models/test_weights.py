@@ -15,12 +15,14 @@ from safetensors.numpy import load_file
 
 from agent_tunix.errors import UserError
 from agent_tunix.models import gguf_header, huggingface
+from agent_tunix.models.mesh import mesh_of_sizes
 from agent_tunix.models.quantisation import Quantised
 from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.weights import (
     EMBEDDING,
     init_weights,
     load_weights,
+    open_weights,
     quantised,
     read_architecture,
     save_tensors,
@@ -127,6 +129,22 @@ def test_orbax_gives_the_same_weights(tmp_path, golden, arch, weights):
     described = dataclasses.replace(arch, num_heads=99, num_kv_heads=99, num_layers=1, hidden_dim=1, vocab_size=1)
     assert read_architecture(folder, described) == arch
     assert_same(load_weights(folder, arch, jnp.float32), weights)
+
+
+def test_the_checksum_is_that_of_the_numbers_in_whatever_format_and_type(tmp_path, golden, arch, weights):
+    def checksum(checkpoint, dtype=jnp.float32) -> int:
+        return open_weights(checkpoint, arch, dtype, mesh_of_sizes(), None)()[1]
+
+    checkpoints.write_orbax(tmp_path / "gemma" / "gemma-3-test", golden)
+    same = [checkpoints.write_gguf(tmp_path / "model.gguf", golden), find_checkpoint(str(tmp_path / "gemma"))]
+    found = {checksum(golden), checksum(golden, jnp.bfloat16), *map(checksum, same)}
+    assert len(found) == 1
+    for number, name in enumerate(("q_proj", "down_proj")):
+        changed = dataclasses.replace(weights.layers, **{name: -getattr(weights.layers, name)})
+        other = dataclasses.replace(weights, layers=changed)
+        save_tensors(tmp_path / str(number), arch, jnp.float32, partial(stacked_tensor, other))
+        found.add(checksum(tmp_path / str(number)))
+    assert len(found) == 3
 
 
 def test_weights_are_rounded_to_the_type_asked_for(golden, arch, weights):
