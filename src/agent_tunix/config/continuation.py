@@ -98,7 +98,8 @@ def anchored(cfg: C) -> C:
     if folder is None or not (Path(folder) / "config.yaml").exists():
         return cfg
     weights = OmegaConf.select(read_config(Path(folder) / "config.yaml"), "model.weights") or cfg.model.weights
-    training = cfg.training.model_copy(update={"init_step": step or max(saved_steps(Path(folder)), default=None)})
+    step = max(saved_steps(Path(folder)), default=None) if step is None else step
+    training = cfg.training.model_copy(update={"init_step": step})
     return cfg.model_copy(update={"training": training, "model": cfg.model.model_copy(update={"weights": weights})})
 
 

@@ -169,7 +169,9 @@ class TrainingSection(Section):
     init_from: str | None = Field(
         description="Folder of a run whose trained model, over its model.weights, this one starts from and is compared with."
     )
-    init_step: Positive | None = Field(default=None, description="Step of that run to start from; null: its last.")
+    init_step: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="Step of that run to start from; null: its last."
+    )
     batch_size: Positive | None = Field(
         description="Prompts per update; null: micro_batch_size. A larger batch accumulates gradients."
     )

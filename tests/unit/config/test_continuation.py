@@ -8,7 +8,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from agent_tunix.config.continuation import FIXED, anchored, resumed
-from agent_tunix.config.load import config_folder
+from agent_tunix.config.load import config_folder, validate
+from agent_tunix.config.schema import Config
 from agent_tunix.errors import UserError
 from agent_tunix.workflows.setup import saved_config
 
@@ -77,8 +78,10 @@ def test_a_run_that_starts_from_another_says_from_which_step_and_over_what_base(
     cfg = resumed(run, [])[0]
     begun = cfg.model_copy(update={"training": cfg.training.model_copy(update={"init_from": run})})
     begun = begun.model_copy(update={"model": cfg.model.model_copy(update={"weights": "another/base"})})
+    (Path(run) / "checkpoints" / "0").mkdir(parents=True)
+    assert validate(anchored(begun).model_dump(mode="json"), Config).training.init_step == 0, "all that a rollback may leave"
     for step in ("9", "10", "10.orbax-checkpoint-tmp"):
-        (Path(run) / "checkpoints" / step).mkdir(parents=True)
+        (Path(run) / "checkpoints" / step).mkdir()
     found = anchored(begun)
     assert (found.training.init_step, found.model.weights) == (10, cfg.model.weights)
     (Path(run) / "checkpoints" / "11").mkdir()
