@@ -22,13 +22,17 @@ def write_index(
 ) -> Record:
     """Writes sweep.json from what the jobs' folders say; `overrides` names jobs, some of which may not have begun.
 
-    The caller names those that are `running`: their folders do not exist yet, or still tell of an earlier attempt.
+    The caller names those that are `running`, all at once: their folders do not exist yet, or still tell of an earlier
+    attempt.
     """
     index = read_index(folder)
     known = {job["job"]: job for job in index["jobs"]}
+    at_once = {name: job["at_once"] for name, job in known.items() if "at_once" in job}
+    at_once |= dict.fromkeys(running, len(running))
     known |= {name: {"job": name, "overrides": list(given)} for name, given in (overrides or {}).items()}
     for path in job_folders(folder):
         known.setdefault(path.name, {"job": path.name, "overrides": []})
+    known |= {name: known[name] | {"at_once": count} for name, count in at_once.items()}
     jobs = [_entry(known[name], folder / name, name in running) for name in sorted(known, key=int)]
     index = {"mode": mode or index["mode"], "jobs": jobs}
     replace_text(folder / "sweep.json", json.dumps(index, indent=2) + "\n")

@@ -123,8 +123,8 @@ def measure_pace(s: Session, settings: Settings, iterations: int) -> Price:
         s.run(trials, (1 + TIMED) * iterations)
         wall = time.monotonic() - started
         records = [r for trial in trials for r in read_records(trial.job.folder / "metrics.jsonl") if r["step"] > iterations]
-        share = 1 / len(trials) if read_index(s.folder / PACE)["mode"] == "fused" else 1.0
+        at_once = max(job["at_once"] for job in read_index(s.folder / PACE)["jobs"])
     finally:
         shutil.rmtree(s.folder / PACE, ignore_errors=True)
-    busy = share * sum(value for record in records for key, value in record.items() if key.startswith("time/"))
+    busy = sum(value for record in records for key, value in record.items() if key.startswith("time/")) / at_once
     return Price(update=busy / max(len(records), 1), rung=max(0.0, wall - busy) / len(trials))

@@ -125,8 +125,9 @@ class Session:
     def run(self, trials: Sequence[Trial], until: int) -> None:
         folder = trials[0].job.folder.parent
         jobs = [dataclasses.replace(trial.job, stop_after=until) for trial in trials]
+        several = sum(trial.accuracy(until) is None for trial in trials) > 1
         found = sweep.train_all(jobs, folder, self.console, self.shelf, self.interruption, self.fuse)
-        if read_index(folder)["mode"] == "one after another":  # measured once, it need not be again
+        if several and read_index(folder)["mode"] == "one after another":  # measured once, it need not be again
             self.fuse = "never"
         if self.interruption.requested or any(
             result["status"] not in ("completed", "paused", "diverged") and trial.accuracy(until) is None
