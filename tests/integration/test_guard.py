@@ -92,6 +92,7 @@ def test_rollback_goes_on_without_the_batch_at_a_tenth_of_the_rate(command, tmp_
     report = summary(tmp_path)
     assert report["status"] == "completed"
     assert [(event["step"], event["batch"]) for event in report["rollbacks"]] == [(4, 3)]
+    assert (tmp_path / "run" / "checkpoints" / "4").exists(), "which is due, though nothing was learnt in that step"
     assert report["rollbacks"][0]["rate_scale"] == pytest.approx(0.1)
     assert steps_written(tmp_path) == [1, 2, 3, 5, 6]
     rates = {record["step"]: record["lr"] for record in read_records(tmp_path / "run" / "metrics.jsonl")}
@@ -111,8 +112,10 @@ def test_rollback_gives_up_after_three(command, tmp_path):
 
 
 def test_ignore_drops_the_batch_and_goes_on(command, tmp_path, nan_reward):
-    outcome = command("train", *RUN, *nan_reward, "training.on_divergence=ignore")
+    outcome = command("train", *RUN, *nan_reward, "training.on_divergence=ignore", "training.eval_every_n_steps=4")
     assert outcome.code == 0, outcome.err
+    assert [record["step"] for record in read_records(tmp_path / "run" / "evals.jsonl")] == [0, 4, 6]
+    assert (tmp_path / "run" / "checkpoints" / "4").exists(), "which is due, though nothing was learnt in that step"
     assert "the batch is dropped" in outcome.out
     assert summary(tmp_path)["status"] == "completed"
     assert steps_written(tmp_path) == [1, 2, 3, 5, 6]

@@ -7,11 +7,14 @@ import re
 import shutil
 
 import pytest
+from hydra import compose, initialize_config_dir
 from safetensors.numpy import load_file, save_file
 
+from agent_tunix.config.load import config_folder, validate
+from agent_tunix.config.schema import Config
 from agent_tunix.engine.metrics import read_records
 from agent_tunix.models.sources import find_checkpoint
-from agent_tunix.workflows import dry_run, memory
+from agent_tunix.workflows import dry_run, memory, setup, train
 
 LONG_RUNS = True
 RUN = ["model=gemma3_tiny", "training.num_batches=3", "training.micro_batch_size=2", "grpo.num_iterations=2"]
@@ -33,6 +36,22 @@ def test_the_plan_is_what_the_run_does(command, tmp_path):
     for name, step in (("first", 1), ("end of warm-up", 1), ("middle", 3), ("last", 6)):
         shown = re.search(rf"{name} \(update {step}\)\s+│\s+(\S+)", planned.out)
         assert float(shown.group(1)) == pytest.approx(records[step - 1]["lr"], rel=1e-2)
+
+
+def test_worked_answers_that_do_not_fit_are_left_out_as_by_the_run(command):
+    few = ["+experiment=warm_start", "model=gemma3_tiny", "data.num_examples=200", "generation.max_generation_steps=14"]
+    planned = command("plan", *few, "hydra.run.dir=plan")
+    assert planned.code == 0, planned.err
+    notices: list[str] = []
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        cfg = validate(compose("config", few), Config)
+    plan = train.prepare(cfg, setup.Shelf(), notices.append).plan
+    assert re.search(rf"updates\s+│\s+{plan.total_steps}\b", planned.out)
+    [left_out] = [text for text in notices if "have no worked answer" in text]
+    assert left_out in planned.out
+    refused = command("plan", *few[:3], "generation.max_generation_steps=2")
+    assert (refused.code, refused.out) == (2, "")
+    assert "no example has a worked answer that fits" in refused.err
 
 
 def test_dry_run_is_the_same(command):

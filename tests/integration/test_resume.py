@@ -165,11 +165,8 @@ def test_kill_in_the_middle_of_a_save(straight, resume, tmp_path, moment):
 
 
 def test_what_was_learnt_is_saved_though_the_last_evaluation_fails(straight, command, resume, tmp_path, monkeypatch):
-    asked = []
-
     def failing(run, state, desk):
-        asked.append(int(state.step))
-        if asked.count(STEPS) == 2:  # once when it is due, and once at the end
+        if int(state.step) == STEPS:
             raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
         return (yield from evaluate(run, state, desk))
 
@@ -255,6 +252,23 @@ def test_what_was_learnt_on_another_base_is_refused(command, tmp_path):
     file.write_bytes(own)
     for verb, arguments in asked.items():
         assert command(verb, *arguments).code == 0
+
+
+def test_held_out_problems_are_answered_once_and_some_again_where_they_are_only_shown(command, monkeypatch):
+    asked: list[int] = []
+    complete = train_workflow.complete
+
+    def counted(model, trainable, examples, *rest):
+        asked.append(len(examples))
+        return complete(model, trainable, examples, *rest)
+
+    monkeypatch.setattr(train_workflow, "complete", counted)
+    few = ["training.num_batches=2", "training.eval_every_n_steps=2", "evaluation.batch_size=3"]
+    assert command("train", *RUN, *few, "hydra.run.dir=run").code == 0
+    assert asked == [8, 8, 8], "before, halfway and at the end"
+    asked.clear()
+    assert command("train", "training.resume=run").code == 0
+    assert asked == [3, 3]
 
 
 @pytest.mark.usefixtures("heeded")

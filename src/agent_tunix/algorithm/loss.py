@@ -192,9 +192,14 @@ def _rounded_odds(hidden_nD, tokens_n, sharpness_n, embed_VD, kept: bool) -> tup
     return total_n, jnp.log(total_n) - weighted_n / total_n, *kept_nV
 
 
+def kernel_is_known() -> bool:
+    """Whether GPU and JAX are such that one kernel can make logits and odds."""
+    return kernels.capability() == kernels.HOPPER and jax.__version_info__ >= OLDEST_JAX
+
+
 def _kernel_serves(hidden_nD: jax.Array, embed_VD: jax.Array) -> bool:
-    """Whether one kernel can make logits and odds: on one Hopper GPU, in bfloat16, for shapes that its copy unit takes."""
-    if several_devices() or kernels.capability() != kernels.HOPPER or jax.__version_info__ < OLDEST_JAX:
+    """Whether it makes these: on one GPU, in bfloat16, for shapes that its copy unit takes."""
+    if several_devices() or not kernel_is_known():
         return False
     (V, D), bfloat16 = embed_VD.shape, jnp.dtype(jnp.bfloat16)
     return hidden_nD.dtype == embed_VD.dtype == bfloat16 and D % 64 == 0 and V % 8 == 0

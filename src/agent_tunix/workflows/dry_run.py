@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
+from agent_tunix.algorithm.loss import kernel_is_known
 from agent_tunix.config.guidance import warnings
 from agent_tunix.config.mesh_shape import shown, sizes_of
 from agent_tunix.config.schema import Config, ModelSection
@@ -35,6 +36,7 @@ from agent_tunix.workflows import memory, setup
 from agent_tunix.workflows.curve import as_svg, in_characters
 from agent_tunix.workflows.display import say
 from agent_tunix.workflows.examples import load_splits, load_task
+from agent_tunix.workflows.gather import with_demonstrations
 from agent_tunix.workflows.plan import Plan, make_plan, too_few
 
 USABLE = 0.92  # of a card's memory; the rest goes to the runtime and to fragments
@@ -92,21 +94,23 @@ def _checkpoint(section: ModelSection) -> tuple[Path, Architecture] | None:
 
 def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]]:
     """Number of training examples (None: out of reach), width of their prompts, and notes on what is not known here."""
-    longest = cfg.generation.max_prompt_length
+    longest, notice = cfg.generation.max_prompt_length, partial(say, console)
     found = _checkpoint(cfg.model)
     tokenizer = load_tokenizer(found[0]) if found else None
     try:
-        task = load_task(cfg, tokenizer, partial(say, console)) if tokenizer else None
-        rows = task.train if task else load_splits(cfg, partial(say, console))["train"]
+        task = load_task(cfg, tokenizer, notice) if tokenizer else None
+        rows = task.train if task else load_splits(cfg, notice)["train"]
     except UserError as fault:
         here = cfg.data.path is None or os.path.exists(os.path.expanduser(cfg.data.path))
         if cfg.training.num_batches is None or here:  # data that is here but unreadable must be mended
             raise
         why = str(fault).splitlines()[0]
         return None, longest, [f"the data is out of reach, so training.num_batches is assumed to be right ({why})"]
-    if found is None or task is None:
+    if found is None or tokenizer is None or task is None:
         return len(rows), longest, ["the tokenizer is not here: prompts that are too long are counted too"]
     setup.refuse_unknown_tokens([example.prompt_ids for example in (*task.train, *task.validation)], found[1])
+    if cfg.training.method == "supervised":
+        rows = with_demonstrations(task.train, tokenizer, found[1], cfg.generation.max_generation_steps, notice)
     return len(rows), task.prompt_width, []
 
 
@@ -128,6 +132,7 @@ def shapes(cfg: Config, width: int) -> memory.Shapes:
         tp=tp,
         base_dtype=cfg.model.base_dtype,
         kernels=fsdp * tp == 1 and cfg.model.dtype == "bfloat16" and kernels.capability() == kernels.HOPPER,
+        odds_kernel=kernel_is_known(),
         limit=kernels.memory_limit(),
         optimizer=cfg.optimizer.optimizer_name,
     )

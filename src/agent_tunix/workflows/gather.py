@@ -19,6 +19,7 @@ from agent_tunix.engine.population import Conversation, Ready, Reference, Sample
 from agent_tunix.engine.rng import Purpose, step_key
 from agent_tunix.engine.rollout import Draw, Sampling
 from agent_tunix.errors import UserError
+from agent_tunix.models.gemma3 import Architecture
 from agent_tunix.models.lora import Adapters, policy
 from agent_tunix.models.mesh import lay_rows, rows_to_come
 from agent_tunix.models.tokenizer import Tokenizer
@@ -191,17 +192,19 @@ def demonstration_ids(examples: Sequence[Example], tokenizer: Tokenizer) -> list
     return tokenizer.encode_all([demonstration(example.worked, example.answer) for example in examples])
 
 
-def with_demonstrations(examples: list[Example], model: setup.Model, longest: int, notice: Notice) -> list[Example]:
+def with_demonstrations(
+    examples: list[Example], tokenizer: Tokenizer, arch: Architecture, longest: int, notice: Notice
+) -> list[Example]:
     """The examples that have a worked answer of at most `longest` tokens; says how many have not."""
     worked = [e for e in examples if e.worked]
-    ids = demonstration_ids(worked, model.tokenizer)
+    ids = demonstration_ids(worked, tokenizer)
     kept = [example for example, own in zip(worked, ids, strict=True) if len(own) <= longest]
     if not kept:
         raise UserError(
             "training.method=supervised: no example has a worked answer that fits generation.max_generation_steps="
             f"{longest}. A worked answer is what stands before data.answer_pattern in data.answer_field."
         )
-    setup.refuse_unknown_tokens(ids, model.arch)
+    setup.refuse_unknown_tokens(ids, arch)
     if len(kept) < len(examples):
         notice(f"{len(examples) - len(kept)} of {len(examples)} examples have no worked answer of at most {longest} tokens.")
     return kept

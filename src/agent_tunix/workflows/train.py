@@ -76,7 +76,8 @@ def prepare(cfg: Config, shelf: setup.Shelf, notice: Notice, overrides: Sequence
     task = shelf.task(cfg, model, notice)
     if cfg.training.method == "supervised":
         longest = cfg.generation.max_generation_steps
-        task = dataclasses.replace(task, train=with_demonstrations(task.train, model, longest, notice))
+        train = with_demonstrations(task.train, model.tokenizer, model.arch, longest, notice)
+        task = dataclasses.replace(task, train=train)
     plan = make_plan(cfg, len(task.train))
     for line in (*too_few(cfg, plan), *too_large(cfg, task.prompt_width), *warnings(cfg, len(task.train))):
         notice(f"warning: {line}")
@@ -168,15 +169,16 @@ def train_loop(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Con
         desk.save(state, progress)
     while progress.position < r.plan.total_batches and not (desk.interrupted() or desk.rests(int(state.step))):
         if progress.position in progress.skipped:
-            state, progress = _passed_over(state, iterations), progress.advanced()
-            continue
-        state, fault = yield from train_batch(r, state, progress, desk)
-        if fault is not None:
-            state, progress = recover(r, state, progress, fault, desk)
-            continue
+            state = _passed_over(state, iterations)
+        else:
+            state, fault = yield from train_batch(r, state, progress, desk)
+            if fault is not None and (earlier := recover(r, state, progress, fault, desk)):
+                state, progress = earlier
+                continue
         progress = progress.advanced()
         step = int(state.step)
-        if _due(training.eval_every_n_steps, step, iterations):
+        evaluated_after = progress.position == r.plan.total_batches or desk.rests(step)
+        if _due(training.eval_every_n_steps, step, iterations) and not evaluated_after:
             yield from evaluate_policy(r, state, desk)
             _warn_early(desk)
         if _due(training.save_interval_steps, step, iterations):
@@ -208,13 +210,16 @@ def train_batch(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Co
     return state, fault_seen
 
 
-def recover(r: Run, state: TrainState, progress: Progress, fault: str, desk: Desk) -> tuple[TrainState, Progress]:
-    """Does what `training.on_divergence` says after a batch that went wrong; to stop, it raises DivergenceError."""
+def recover(r: Run, state: TrainState, progress: Progress, fault: str, desk: Desk) -> tuple[TrainState, Progress] | None:
+    """Does what `training.on_divergence` says after a batch that went wrong; to stop, it raises DivergenceError.
+
+    Returns what the run goes back to, or None where it goes on without the batch.
+    """
     desk.catch_up()
     step, mode = int(state.step), r.cfg.training.on_divergence
     if mode == "ignore" and not _in_vain(r, progress, desk):
         desk.display.notice(f"step {step}: {fault}; the batch is dropped (training.on_divergence=ignore).")
-        return state, progress.advanced()
+        return None
     if mode != "rollback" or len(progress.rollbacks) >= MAX_ROLLBACKS:
         kept = desk.folder.path / "checkpoints" if desk.checkpoints.steps() else None
         raise DivergenceError(remedy(r, kept, step, fault, progress), fault)
@@ -232,41 +237,47 @@ def recover(r: Run, state: TrainState, progress: Progress, fault: str, desk: Des
 
 def _in_vain(r: Run, progress: Progress, desk: Desk) -> bool:
     """Whether this is the last batch, and all before it were dropped too."""
-    last = progress.position + 1 == r.plan.total_batches
+    if progress.position + 1 < r.plan.total_batches:
+        return False
     applied = processes.first() and any(r.get("update_survival") for r in read_records(desk.folder.path / "metrics.jsonl"))
-    return last and not processes.any_of(applied)
+    return not processes.any_of(applied)
 
 
 def evaluate_policy(r: Run, state: TrainState, desk: Desk) -> Conversation[list[Record]]:
     """Writes one line of evals.jsonl, unless that step has one; returns a few greedy completions to show."""
     step, examples = int(state.step), r.task.validation
     greedy, *as_trained = evaluation_ways(r)
-    texts = yield from _answers(r, state, greedy, desk.catch_up)
     missing = step not in [record["step"] for record in validations(desk.folder.path)]
-    if processes.any_of(missing and processes.first()):
+    whole = processes.any_of(missing and processes.first())
+    texts = yield from _answers(r, state, greedy, desk.catch_up, whole)
+    if whole:
         record = {"step": step, "split": "validation", **grade(examples, texts)}
         for way in as_trained:
-            drawn = yield from _answers(r, state, way, desk.catch_up)
+            drawn = yield from _answers(r, state, way, desk.catch_up, whole)
             record["sampled_accuracy"] = grade(examples, drawn)["accuracy"]
         desk.folder.evaluation(record)
         desk.display.evaluation(record)
-    shown = list(zip(examples, texts, strict=True))[:SAMPLES_SHOWN]
+    shown = list(zip(examples, texts, strict=False))[:SAMPLES_SHOWN]
     return [{"question": e.question, "answer": e.answer, "completion": text[0]} for e, text in shown]
 
 
 def _answers(
-    r: Run, state: TrainState, way: tuple[Sampling, float], meanwhile: Callable[[], None]
+    r: Run, state: TrainState, way: tuple[Sampling, float], meanwhile: Callable[[], None], whole: bool
 ) -> Conversation[list[list[str]]]:
-    """Completions of held-out problems. Those of a policy before its first update serve all runs that begin with it."""
+    """Completions of the held-out problems or, where some are only to be shown, of the first that are asked for at once.
+
+    Those of a policy before its first update serve all runs that begin with it.
+    """
     step = int(state.step)
     shared = r.beginning(way) if step == 0 else None
     if shared in r.beginnings:
         return r.beginnings[shared]
     trainable = evaluation_trainable(state, r.cfg.optimizer.optimizer_name)
-    problems = r.task.validation, r.task.prompt_width, r.cfg.evaluation.batch_size
+    at_once = r.cfg.evaluation.batch_size
+    problems = r.task.validation if whole else r.task.validation[:at_once], r.task.prompt_width, at_once
     key = r.key(step, Purpose.EVALUATION)
     answers = yield from complete(r.model, trainable, *problems, *way, key, shared, meanwhile)
-    if shared is not None:
+    if shared is not None and whole:
         r.beginnings[shared] = answers
     return answers
 

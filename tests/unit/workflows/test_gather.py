@@ -96,14 +96,14 @@ def test_evaluations_and_step_ask_for_what_was_foreseen_and_for_nothing_else(see
 
     def step(run: Run):
         yield Foresight(foreseen(run))
-        assert "weights" not in vars(run.model), "what is to come is known before weights are read"
+        assert "_read" not in vars(run.model), "what is to come is known before weights are read"
         state = setup.new_state(run.cfg, run.model)
         for way in evaluation_ways(run):
-            yield from train._answers(run, state, way, lambda: None)
+            yield from train._answers(run, state, way, lambda: None, whole=True)
         gathered = yield from gather(run, state, asked_at(run, 0), Clock(), lambda: None)
         state, _ = yield update_of(run, state, gathered.batch, 1)
         for way in evaluation_ways(run):
-            yield from train._answers(run, state, way, lambda: None)
+            yield from train._answers(run, state, way, lambda: None, whole=True)
         return int(state.step)
 
     assert together([step(run) for run in runs]) == [1] * len(seeds)
@@ -126,7 +126,7 @@ def test_runs_that_begin_with_one_policy_ask_for_its_answers_once(monkeypatch):
     def answers(*overrides: str, step: int = 0, way: int = 0):
         run = prepared(*overrides, shelf=shelf)
         state = dataclasses.replace(setup.new_state(run.cfg, run.model), step=jnp.asarray(step))
-        assert _end(train._answers(run, state, evaluation_ways(run)[way], lambda: None), None) == [["answer"]]
+        assert _end(train._answers(run, state, evaluation_ways(run)[way], lambda: None, whole=True), None) == [["answer"]]
         return len(asked)
 
     assert answers("optimizer.learning_rate=1e-5") == 1

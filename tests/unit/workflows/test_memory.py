@@ -61,6 +61,14 @@ def test_the_estimate_is_near_what_the_device_reported():
         assert estimate(s)["peak"] == pytest.approx(peak, rel=0.05), s
 
 
+def test_where_the_kernel_of_the_loss_is_not_known_its_logits_are_counted():
+    """As with jax 0.10 on a Hopper GPU, where attention and rollout have their kernels."""
+    s = dataclasses.replace(shapes(), kernels=True)
+    written = dataclasses.replace(s, odds_kernel=False)
+    assert estimate(written)["logits chunk"] == estimate(dataclasses.replace(s, kernels=False))["logits chunk"]
+    assert estimate(written)["peak"] > estimate(s)["peak"]
+
+
 def test_a_device_that_has_no_room_for_the_layers_twice_is_not_given_them_twice():
     """27B in bfloat16 takes 55 GB, its layers 52 of them."""
     s = dataclasses.replace(shapes("27b", micro=1), kernels=True)
