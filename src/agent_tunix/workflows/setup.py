@@ -47,7 +47,8 @@ class Model:
     tokenizer: Tokenizer
     shapes: Weights
     read: Callable[[], tuple[Weights, int]]  # with their checksum
-    learnt_by: dict[str, int] = dataclasses.field(default_factory=dict)  # runs, and the checksum of what they began with
+    # Runs, and the checksum of the base they began with: of this one and, as copies share it, of those it was made of.
+    learnt_by: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @cached_property
     def _read(self) -> tuple[Weights, int]:
