@@ -16,7 +16,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from agent_tunix.config import composition, folders, load
 from agent_tunix.config.continuation import anchored, refuse_other_folder, resumed
@@ -105,15 +105,19 @@ def _train(composed: DictConfig) -> float | None:
     from agent_tunix.workflows import dry_run, setup
     from agent_tunix.workflows import train as workflow
 
-    cfg, output = _agreed(anchored(validate(composed, Config))), _output()
-    goes_on = resumed(cfg.training.resume, HydraConfig.get().overrides.task) if cfg.training.resume is not None else None
+    output, folder = _output(), OmegaConf.select(composed, "training.resume")
+    if folder is None:
+        cfg = _agreed(anchored(validate(composed, Config)))
+    else:  # values that are changed are judged beside the run's own, not beside those that are shipped
+        cfg, own = resumed(str(folder), HydraConfig.get().overrides.task)
+        _agreed(cfg)
     if cfg.dry_run:
         if processes.first():
-            dry_run.run(goes_on[0] if goes_on else cfg, _relative(output), console)
+            dry_run.run(cfg, _relative(output), console)
         return None
-    if goes_on:
-        refuse_other_folder(goes_on[1], output)
-        cfg, output = goes_on
+    if folder is not None:
+        refuse_other_folder(own, output)
+        output = own
     elif processes.first() and (output / "config.yaml").exists():
         setup.refuse_others(output, "config.yaml")  # a ramp has one too, but cannot be resumed
         raise UserError(

@@ -55,7 +55,7 @@ class FusedLauncher(BasicLauncher):
         composed = super().launch(job_overrides, initial_job_idx)
         try:
             _refuse_shared([job.cfg for job in composed])  # type: ignore[misc]
-            if any(job.cfg.dry_run or job.cfg.training.resume for job in composed):  # type: ignore[union-attr]
+            if any(OmegaConf.select(job.cfg, key) for job in composed for key in ("dry_run", "training.resume")):  # type: ignore[arg-type]
                 self.task_function = task
                 return super().launch(job_overrides, initial_job_idx)
             from agent_tunix.cli import run_sweep
@@ -71,7 +71,8 @@ class FusedLauncher(BasicLauncher):
 
 def _refuse_shared(jobs: Sequence[DictConfig]) -> None:
     """Refuses jobs that would resume the same folder, one after another: the second would begin where the first ended."""
-    goes_on = [Path(str(job.training.resume)).resolve() for job in jobs if job.training.resume and not job.dry_run]
+    folders_of = [OmegaConf.select(job, "training.resume") for job in jobs if not OmegaConf.select(job, "dry_run")]
+    goes_on = [Path(str(folder)).resolve() for folder in folders_of if folder]
     if len(set(goes_on)) < len(goes_on):
         raise UserError(
             f"training.resume={goes_on[0]}: several jobs cannot go on in one folder: each would change what the others "

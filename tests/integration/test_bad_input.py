@@ -213,6 +213,13 @@ def test_a_sweep_over_nothing_is_refused(command, tmp_path, swept):
     assert not list(tmp_path.glob("multirun/*/*/"))
 
 
+def test_a_sweep_without_a_section_is_told_of_it(command):
+    outcome = command("train", "--multirun", *TINY, "~training", "seed=1,2")
+    assert outcome.code == 2
+    assert "training.method: missing" in outcome.err
+    assert "struct" not in outcome.err
+
+
 @pytest.mark.parametrize("verb", ["train", "lr-find"])
 def test_a_sweep_of_any_verb_is_not_put_into_a_run(command, write_run, tmp_path, verb):
     """It would leave a sweep's index there, by which the run is taken for a sweep."""

@@ -108,6 +108,13 @@ def test_a_run_that_may_not_be_written_to_is_refused_before_anything_is_computed
     assert "accuracy" not in outcome.out
 
 
+@pytest.mark.parametrize("asked", ["training.resume=runs/mine", "dry_run=true"])
+def test_what_only_training_knows_is_refused(command, asked):
+    outcome = command("evaluate", "model=gemma3_tiny", asked)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"{asked} has no meaning here" in outcome.err
+
+
 @pytest.mark.parametrize("asked", [["data.path=elsewhere.jsonl"], ["model=gemma3_1b"], ["+experiment=quick_test"]])
 def test_what_a_run_has_its_own_of_is_refused(command, asked):
     outcome = command("evaluate", "run=somewhere", *asked)

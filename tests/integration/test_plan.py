@@ -67,6 +67,15 @@ def test_a_continued_run_is_planned_with_its_own_configuration(command, write_ru
     assert "last (update 6)" in outcome.out
 
 
+def test_what_is_changed_of_a_continued_run_is_judged_beside_its_own_values(command, write_run, tmp_path):
+    """Not beside those that are shipped, whose schedule knows no such key, and whose rate is lower."""
+    write_run(tmp_path / "run", scheduler__scheduler_name="wsd", optimizer__learning_rate=1e-4)
+    outcome = command("plan", "training.resume=run", "scheduler.decay_ratio=0.3", "scheduler.lr_min=5e-6")
+    assert outcome.code == 0, outcome.err
+    wrong = command("plan", "training.resume=run", "scheduler.lr_min=1e-3")
+    assert (wrong.code, "optimizer.learning_rate=0.0001" in wrong.err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [

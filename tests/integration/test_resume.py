@@ -244,7 +244,7 @@ def test_what_was_learnt_on_another_base_is_refused(command, tmp_path):
     evaluated = ["run=run", "inference_config=greedy", "evaluation.num_examples=4"]
     goes_on = ["training.resume=run", "training.num_batches=2"]
     asked = {"train": goes_on, "evaluate": evaluated, "export": ["run=run", "format=merged"]}
-    for verb, arguments in [*asked.items(), ("train", following)]:
+    for verb, arguments in [*asked.items(), ("train", following), ("evaluate", [*evaluated, "step=0"])]:
         outcome = command(verb, *arguments)
         assert outcome.code == 2
         assert "run has learnt on another base" in outcome.err

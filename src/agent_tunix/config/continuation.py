@@ -36,9 +36,9 @@ def resumed(folder: str, overrides: Sequence[str]) -> tuple[Config, Path]:
     began = {key: OmegaConf.select(saved, key) for key in FIXED}
     for override, parsed in zip(overrides, OverridesParser.create().parse_overrides(list(overrides)), strict=True):
         key, value = parsed.key_or_group, parsed.value()
-        if key in ("training.resume", "dry_run"):
+        if key == "training.resume":
             continue
-        if "." not in key and key != "seed":
+        if "." not in key and key not in ("seed", "dry_run"):
             raise UserError(
                 f"{override}: a resumed run keeps its own groups; only single values, as in a.b=c, can be changed."
             )

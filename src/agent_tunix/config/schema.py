@@ -213,7 +213,9 @@ class DataSection(Section):
         description="A .jsonl, .csv or .parquet file, a folder with train.* and test.* files, or a repository of the hub."
     )
     subset: str | None = Field(description="Configuration of a hub data set, where it has several.")
-    num_examples: Positive | None = Field(description="Training examples; null: all (arithmetic: train_fraction of them).")
+    num_examples: Positive | None = Field(
+        description="Training examples; null: all there are. Arithmetic needs a number, and takes train_fraction of it."
+    )
     question_field: str = Field(description="Field of a row that holds the question.")
     answer_field: str = Field(description="Field of a row that holds the answer.")
     answer_pattern: str | None = Field(description="Regular expression whose first group is the final answer in that field.")

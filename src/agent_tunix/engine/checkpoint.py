@@ -183,11 +183,16 @@ class Checkpoints:
         return next((step for step in reversed(self.steps()) if not self._midway(step)), None)
 
     def _midway(self, step: int) -> bool:
+        found = self.progress(step)
+        return found is not None and found.midway
+
+    def progress(self, step: int) -> Progress | None:
+        """The progress saved with a step; None where it cannot be read, as to restore it will fail too, and say why."""
         try:
             found = self._manager.restore(step, args=ocp.args.Composite(progress=ocp.args.JsonRestore()))
-            return Progress.from_json(found.progress).midway
-        except Exception:  # to restore it will fail too, and say why
-            return False
+            return Progress.from_json(found.progress)
+        except Exception:
+            return None
 
     def forget_after(self, step: int) -> None:
         """Deletes what was saved later: the run went back to that step, and will come by another way."""

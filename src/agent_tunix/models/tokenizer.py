@@ -44,6 +44,7 @@ class JsonTokenizer:
 
         try:
             self._backend = Backend.from_file(str(path))
+            self._backend.encode("?")  # which a vocabulary that lacks its own token for the unknown may not have
         except Exception as fault:  # the library raises nothing narrower
             raise unreadable(path, fault, "download it again") from fault
         self._backend.no_padding()  # which the file of a model that was trained elsewhere may ask for

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from agent_tunix.config.guidance import warnings
+from agent_tunix.config.schema import Config
 from agent_tunix.engine.guard import Progress
 from agent_tunix.engine.metrics import Record, RunFolder, last_step, read_records
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.tasks.rewards import is_fault_of_reward
+from agent_tunix.workflows import setup
 from agent_tunix.workflows.diagnosis.records import finite
 from agent_tunix.workflows.diagnosis.remedies import (
     GUARD,
@@ -24,7 +27,8 @@ from agent_tunix.workflows.diagnosis.remedies import (
 )
 from agent_tunix.workflows.gather import Run
 
-HOW_TO_LEARN = ("training", "optimizer", "scheduler", "grpo")  # not carried over from a warm start
+HOW_TO_LEARN = ("training", "optimizer", "scheduler", "grpo")  # not carried over from a warm start, but for what is
+SAME_HERE = ("training.train_fraction", "training.micro_batch_size", "training.batch_size")  # held out, and what fits
 
 
 def summarise(r: Run, folder: RunFolder, rollbacks: Sequence[Record], status: str, fault: str = "") -> Record:
@@ -78,14 +82,22 @@ def _advice(r: Run, status: str, fault: str, path: Path) -> list[str]:
         return [join([f"training.resume={value_text(str(path))}"])]
     run = f"run={value_text(str(path))}"
     evaluate, examine = join([run, "inference_config=standard", "num_passes=8"], "evaluate"), join([str(path)], "doctor")
-    export = join([run, "format=peft" if cfg.model.lora_rank else "format=merged"], "export")
+    export = join([run, "format=peft" if _has_adapters_of_its_base(cfg) else "format=merged"], "export")
     if cfg.training.method == "supervised":
-        kept = less(overrides_without_experiment(cfg.model_dump(mode="json")), *HOW_TO_LEARN)
+        all_own = overrides_without_experiment(cfg.model_dump(mode="json"))
+        kept = [o for o in all_own if o.startswith(SAME_HERE) or o in less(all_own, *HOW_TO_LEARN)]
         return [join([*kept, f"training.init_from={value_text(str(path))}"]), evaluate, export, examine]
     if (cfg.model.weights, cfg.data.source) == ("package:tiny", "arithmetic"):
         rates = "optimizer.learning_rate=1e-7,1e-6,1e-5,1e-4"
         return [evaluate, examine, join(["+experiment=control"]), join(["+experiment=quick_test", "--multirun", rates])]
     return [evaluate, export, examine]
+
+
+def _has_adapters_of_its_base(cfg: Config) -> bool:
+    """Whether what was learnt are adapters of the base that model.weights names; not known where an earlier run is gone."""
+    with contextlib.suppress(UserError):
+        return cfg.model.lora_rank > 0 and setup.changed_base(cfg) is None
+    return False
 
 
 def remedy(r: Run, saved: Path | None, step: int, fault: str, progress: Progress) -> str:

@@ -169,6 +169,9 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
 
 def _check_asked(cfg: EvaluateConfig, overrides: Sequence[str]) -> None:
     """Refuses overrides that would have no effect, rather than ignoring them."""
+    if cfg.dry_run or cfg.training.resume is not None:
+        given = "dry_run=true" if cfg.dry_run else f"training.resume={cfg.training.resume}"
+        raise UserError(f"{given} has no meaning here; evaluate a run by run=<its folder>, or this configuration's model.")
     if cfg.run is None and cfg.step is not None:
         raise UserError(f"step={cfg.step}: the base model has no steps; give the folder of a run, as in run=runs/<time>.")
     for override in overrides if cfg.run else ():
@@ -193,6 +196,8 @@ def _read_as_asked(trained: Config, cfg: EvaluateConfig, overrides: Sequence[str
 
 
 def _trainable(cfg: EvaluateConfig, trained: Config, model: setup.Model) -> tuple[Trainable | None, int]:
+    if cfg.run is not None and cfg.step == 0:
+        setup.refuse_other_base(cfg.run, model)
     if cfg.run is None or cfg.step == 0:
         return setup.earlier_adapters(trained, model), 0
     return setup.load_trained(cfg.run, trained, model, cfg.step)

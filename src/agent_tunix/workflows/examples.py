@@ -6,11 +6,14 @@ import contextlib
 import dataclasses
 import zlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config, DataSection
 from agent_tunix.engine import processes
 from agent_tunix.errors import UserError
 from agent_tunix.models.tokenizer import Tokenizer
+from agent_tunix.tasks.arithmetic import how_many
 from agent_tunix.tasks.datasets import Example, arithmetic_rows, tokenize
 from agent_tunix.tasks.tables import Row, RowFormat, held_out_apart, read_rows
 
@@ -55,11 +58,17 @@ def load_splits(cfg: Config, notice: Notice, check: Callable[[list[Row]], None] 
             f"training.method=supervised: no example has a worked answer in {_place(cfg.data)}. It is what stands before "
             f"data.answer_pattern={cfg.data.answer_pattern or 'null'} in data.answer_field={cfg.data.answer_field}."
         )
-    trained_on = {row.question for row in rows["train"]}
+    trained_on, before = {row.question for row in rows["train"]}, _trained_on_before(cfg)
     if again := sum(row.question in trained_on for row in rows["validation"]):
         notice(
             f"warning: {again} of {len(rows['validation'])} validation questions are trained on too, and held-out accuracy "
             f"counts them; keep each question only once in {cfg.data.path}."
+        )
+    if again := sum(row.question in before for row in rows["validation"]):
+        notice(
+            f"warning: {again} of {len(rows['validation'])} validation questions are among those that "
+            f"training.init_from={cfg.training.init_from} was trained on, and held-out accuracy counts them; give the data "
+            "and the training.train_fraction that it had."
         )
     return rows
 
@@ -77,13 +86,27 @@ def load_examples(cfg: Config, split: str, limit: int | None, tokenizer: Tokeniz
 
 
 def warn_of_trained_on(cfg: Config, examples: Sequence[Example], notice: Notice) -> None:
-    """Generated problems of two splits are never the same; those of two files may be, if the train split is still there."""
-    trained_on = set[str]()
-    if cfg.data.source != "arithmetic":
-        with contextlib.suppress(UserError):
-            trained_on = {row.question for row in load_rows(cfg, "train", cfg.data.num_examples, lambda text: None)}
+    trained_on = _trained_on(cfg) | _trained_on_before(cfg)
     if again := sum(example.question in trained_on for example in examples):
         notice(f"warning: {again} of {len(examples)} questions are among those that the run was trained on.")
+
+
+def _trained_on(cfg: Config) -> set[str]:
+    """Generated problems of two splits are never the same; those of two files may be, if the train split is still there."""
+    if cfg.data.source != "arithmetic":
+        with contextlib.suppress(UserError):
+            return {row.question for row in load_rows(cfg, "train", cfg.data.num_examples, lambda text: None)}
+    return set()
+
+
+def _trained_on_before(cfg: Config) -> set[str]:
+    """What the runs were trained on from which this one started."""
+    found = set[str]()
+    with contextlib.suppress(UserError):
+        while folder := cfg.training.init_from:
+            cfg = validate(read_config(Path(folder) / "config.yaml"), Config)
+            found |= _trained_on(cfg)
+    return found
 
 
 def _examples(cfg: Config, split: str, rows: Sequence[Row], tokenizer: Tokenizer, notice: Notice) -> list[Example]:
@@ -120,7 +143,7 @@ def load_rows(cfg: Config, split: str, limit: int | None, notice: Notice) -> lis
 def _generated(cfg: Config, split: str, limit: int | None) -> list[Row]:
     if limit is None:
         raise UserError("data.num_examples=null: generated data needs a number of examples.")
-    count = round(limit * cfg.training.train_fraction) if split == "train" else limit
+    count = round(limit * cfg.training.train_fraction) if split == "train" else min(limit, how_many(split))
     return arithmetic_rows(split, count, cfg.seed)
 
 

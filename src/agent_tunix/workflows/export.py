@@ -92,7 +92,7 @@ def _write_peft(folder: Path, checkpoint: Path, trained: Config, trainable: Trai
     """adapter_config.json and adapter_model.safetensors, A as [rank, in] and B as [out, rank]."""
     if not isinstance(trainable, Adapters):
         raise UserError("format=peft: this run trained all weights and has no adapters; use format=merged.")
-    if changed := _changed_base(trained):
+    if changed := setup.changed_base(trained):
         raise UserError(f"format=peft: the adapters sit on weights that {changed} has changed; use format=merged.")
     modules = sorted(trainable.a)
     if _is_huggingface(checkpoint):
@@ -127,15 +127,6 @@ def _write_peft(folder: Path, checkpoint: Path, trained: Config, trainable: Trai
 
 def _is_huggingface(checkpoint: Path) -> bool:
     return (checkpoint / "config.json").exists()
-
-
-def _changed_base(trained: Config) -> str | None:
-    """The run that trained all weights among those that this one started from; the base is then not the published one."""
-    while folder := trained.training.init_from:
-        trained = setup.saved_config(folder, "training.init_from")
-        if trained.model.lora_rank == 0:
-            return folder
-    return None
 
 
 def _write_merged(folder: Path, checkpoint: Path, model: setup.Model, trainable: Trainable, cfg: ExportConfig) -> None:

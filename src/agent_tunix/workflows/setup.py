@@ -280,6 +280,23 @@ def load_trained(folder: str, cfg: Config, model: Model, step: int | None = None
     return evaluation_trainable(state, cfg.optimizer.optimizer_name), int(state.step)
 
 
+def refuse_other_base(folder: str, model: Model) -> None:
+    """Refuses a model that is not the one a run began with, where a checkpoint can tell."""
+    with contextlib.closing(Checkpoints(Path(folder) / "checkpoints")) as checkpoints:
+        saved = [progress for step in checkpoints.steps() if (progress := checkpoints.progress(step))]
+    for progress in saved[-1:]:
+        model.serve(folder, progress.base)
+
+
+def changed_base(trained: Config) -> str | None:
+    """The run that trained all weights among those that this one started from; the base is then not the published one."""
+    while folder := trained.training.init_from:
+        trained = saved_config(folder, "training.init_from")
+        if trained.model.lora_rank == 0:
+            return folder
+    return None
+
+
 def adapters_of(cfg: Config, arch: Architecture) -> dict[str, Any]:
     """The arguments from which a run's adapters are made before its first update."""
     section = cfg.model

@@ -34,7 +34,7 @@ def run(tmp_path_factory) -> str:
 
 def test_single_values_are_changed_and_all_others_kept(run):
     cfg, path = resumed(run, [f"training.resume={run}", "++training.num_epochs=2", "dry_run=true"])
-    assert (cfg.training.num_epochs, cfg.training.resume, cfg.dry_run, path) == (2, None, False, Path(run))
+    assert (cfg.training.num_epochs, cfg.training.resume, cfg.dry_run, path) == (2, None, True, Path(run))
 
 
 @pytest.mark.parametrize(

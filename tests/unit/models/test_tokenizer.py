@@ -124,6 +124,14 @@ def test_a_file_that_asks_for_padding_and_cutting_gives_whole_texts(tmp_path):
     assert load_tokenizer(tmp_path).encode_all(texts) == load_tokenizer(find_checkpoint("package:tiny")).encode_all(texts)
 
 
+def test_a_vocabulary_without_its_word_for_the_unknown_is_refused(tmp_path):
+    content = json.loads((find_checkpoint("package:tiny") / "tokenizer.json").read_text())
+    content["model"]["vocab"] = {}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"tokenizer\.json"):
+        load_tokenizer(tmp_path)
+
+
 def test_nothing_is_put_in_front(tokenizer):
     assert tokenizer.begin_id not in tokenizer.encode("ann")
     assert tokenizer.encode("ann has") == tokenizer.encode("ann") + tokenizer.encode(" has")

@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import pytest
 from hydra import compose, initialize_config_dir
 
-from agent_tunix.config.load import config_folder, validate
+from agent_tunix.config.load import config_folder, config_text, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine import processes
 from agent_tunix.errors import UserError
 from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import load_tokenizer
+from agent_tunix.tasks.arithmetic import how_many
 from agent_tunix.workflows.examples import load_examples, load_splits, warn_of_trained_on
 
 
@@ -59,6 +60,29 @@ def test_a_split_that_is_not_read_is_named(tmp_path):
         f"validation.jsonl of {tmp_path} is not read: held-out problems are cut from the train split "
         "(training.train_fraction=0.9)."
     ]
+
+
+def test_held_out_questions_that_an_earlier_run_was_trained_on_are_told_of(tmp_path):
+    """As those of a warm start are that held out fewer."""
+    (tmp_path / "warm").mkdir()
+    earlier = of_folder(tmp_path, train=[f"How many {n}?" for n in range(100)])
+    kept = earlier.training.model_copy(update={"train_fraction": 0.97})
+    (tmp_path / "warm" / "config.yaml").write_text(config_text(earlier.model_copy(update={"training": kept})))
+    following = earlier.training.model_copy(update={"init_from": str(tmp_path / "warm")})
+    said: list[str] = []
+    rows = load_splits(cfg := earlier.model_copy(update={"training": following}), said.append)["validation"]
+    assert [
+        line.startswith("warning: 7 of 10 validation questions are among those that training.init_from=") for line in said
+    ]
+    assert len(said) == 1
+    warn_of_trained_on(cfg, rows, said.append)
+    assert said[1] == "warning: 7 of 10 questions are among those that the run was trained on."
+
+
+def test_no_more_problems_are_held_out_than_there_are():
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        cfg = validate(compose("config", ["+experiment=quick_test", "evaluation.num_examples=1000000"]), Config)
+    assert len(load_splits(cfg, print)["validation"]) == how_many("validation")
 
 
 def test_questions_of_the_test_split_that_were_trained_on_are_told_of(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from agent_tunix.config.load import config_folder, validate
+from agent_tunix.config.load import config_folder, config_text, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.workflows.closing import _advice, validations
 
@@ -31,10 +31,18 @@ def test_what_has_no_adapters_is_not_to_be_exported_as_such(rank, layout):
     assert advice[1].endswith(f"export run=runs/mine format={layout}")
 
 
+def test_adapters_over_weights_that_an_earlier_run_has_changed_are_not_to_be_exported_apart(tmp_path):
+    (tmp_path / "config.yaml").write_text(config_text(config_of("model=gemma3_1b", "model.lora_rank=0")))
+    for folder in (tmp_path, tmp_path / "gone"):
+        advice = _advice(ended("model=gemma3_1b", f"training.init_from={folder}"), "completed", "", Path("runs/mine"))
+        assert advice[1].endswith("export run=runs/mine format=merged")
+
+
 @pytest.mark.parametrize(
     "given",
     [
         ("+experiment=warm_start", "model=gemma3_1b", "model.lora_rank=8", "data.path=rows.jsonl", "training.num_epochs=3"),
+        ("+experiment=warm_start", "training.train_fraction=0.97", "training.micro_batch_size=1", "training.batch_size=6"),
         ("+experiment=quick_test", "training.method=supervised", "evaluation.num_examples=8"),
         ("+experiment=[quick_test,warm_start]", "optimizer=lion"),
     ],
@@ -47,6 +55,8 @@ def test_what_follows_a_warm_start_has_its_model_and_data_and_learns_in_its_own_
     for same in ("model", "data", "evaluation", "generation", "reward"):
         assert getattr(then, same) == getattr(r.cfg, same)
     assert (then.training.init_from, then.training.method) == ("runs/mine", "grpo")
+    for same in ("train_fraction", "micro_batch_size", "batch_size"):  # what is held out, and what fits
+        assert getattr(then.training, same) == getattr(r.cfg.training, same)
     assert (then.optimizer, then.training.num_epochs) == (config_of().optimizer, config_of().training.num_epochs)
 
 

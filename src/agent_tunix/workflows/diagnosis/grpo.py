@@ -6,6 +6,7 @@ import math
 import statistics
 from typing import Any
 
+from agent_tunix.tasks.arithmetic import how_many
 from agent_tunix.workflows.diagnosis.finding import Finding, Severity, unless
 from agent_tunix.workflows.diagnosis.records import RunRecords, difference, late, trend
 from agent_tunix.workflows.diagnosis.remedies import lower_rate, rerun, rounded, scaled_rate
@@ -199,8 +200,9 @@ def overfitting(run: RunRecords) -> Finding | None:
     if gap - max(0.0, gap_before) < max(0.2, CERTAIN * noise.error):
         return None
     evidence = f"right answers in training {trained.early:.0%} -> {trained.late:.0%}, held out {seen[0]} -> {seen[-1]}"
-    decay = max(0.05, run.number("optimizer.weight_decay", 0.0))
-    examples = 4096 if run.setting("data.source") == "arithmetic" else None
+    decay = max(0.05, 2 * run.number("optimizer.weight_decay", 0.0))
+    generated, problems = run.setting("data.source") == "arithmetic", int(run.number("data.num_examples", 0))
+    examples = max(problems, min(max(4096, 2 * problems), how_many("train"))) if generated else None
     changes = {"optimizer.weight_decay": decay, "training.num_epochs": 1, "data.num_examples": examples}
     return Finding("overfitting", Severity.SERIOUS, evidence, rerun(run, changes))
 

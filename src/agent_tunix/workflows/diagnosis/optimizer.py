@@ -192,7 +192,7 @@ def long_warmup(run: RunRecords) -> Finding | None:
     if peak + 1 < LATE_PEAK * len(rates):
         return None
     evidence = f"the rate rose until step {peak + 1} of {len(rates)}, so that its peak {max(rates):.2g} was hardly used"
-    remedy = rerun(run, {"scheduler.warmup_steps": None, "optimizer.warmup_ratio": 0.1})
+    remedy = rerun(run, {"scheduler.total_steps": None, "scheduler.warmup_steps": None, "optimizer.warmup_ratio": 0.1})
     return Finding("warm-up as long as the run", unless(learnt(run)), evidence, remedy)
 
 
@@ -204,7 +204,10 @@ def spent_rate(run: RunRecords) -> Finding | None:
     if len(rates) < SHORT or used >= len(rates) / 2 or run.rolled_back:
         return None
     evidence = f"the rate was above {SPENT:.0%} of its peak {peak:.2g} on {used} of {len(rates)} steps only"
-    remedy = rerun(run, {"scheduler.total_steps": None, "scheduler.warmup_steps": None})
+    changes: dict[str, Any] = {"scheduler.total_steps": None, "scheduler.warmup_steps": None}
+    if run.setting("scheduler.scheduler_name") == "inverse_sqrt":  # which falls the faster the sooner it begins to
+        changes["optimizer.warmup_ratio"] = 0.1
+    remedy = rerun(run, changes)
     return Finding("rate spent early", unless(learnt(run)), evidence, remedy)
 
 

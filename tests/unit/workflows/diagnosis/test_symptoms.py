@@ -142,6 +142,20 @@ def test_what_a_run_has_already_is_not_advised(config):
     assert "warmup_ratio=0.3" in diagnose(run_of(slow, **ILL["oscillating"]))[0].remedy
 
 
+def test_what_would_not_help_is_not_all_that_is_advised(config):
+    """A schedule that falls from the first step has no total to forget, and one of many steps is why warm-up is long."""
+    falling = changed(config, scheduler__scheduler_name="inverse_sqrt", optimizer__warmup_ratio=0.0)
+    assert "optimizer.warmup_ratio=0.1" in optimizer.spent_rate(run_of(falling, **ILL["rate spent early"])).remedy
+    long = changed(config, scheduler__total_steps=1000, optimizer__warmup_ratio=0.1)
+    assert "scheduler.total_steps=null" in optimizer.long_warmup(run_of(long, **ILL["warm-up as long as the run"])).remedy
+    examples = {4096: 8192, 8192: 16384, 10**9: 10**9}
+    for given, advised in examples.items():
+        own = changed(config, data__num_examples=given, optimizer__weight_decay=0.05, training__num_epochs=1)
+        remedy = grpo.overfitting(run_of(own, **ILL["overfitting"])).remedy
+        assert f"data.num_examples={advised}" in remedy
+        assert "optimizer.weight_decay=0.1" in remedy
+
+
 def test_a_rate_that_the_guard_has_cut_is_not_laid_to_the_schedule(config):
     """After two rollbacks it is a hundredth."""
     cut = {"summary": {"status": "completed", "rollbacks": [{"step": 3}, {"step": 5}]}, **ILL["rate spent early"]}
