@@ -16,10 +16,10 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from agent_tunix.config import composition, folders, load
-from agent_tunix.config.continuation import anchored, refuse_other_folder, resumed
+from agent_tunix.config.continuation import anchored, begun_or_resumed, refuse_other_folder
 from agent_tunix.config.launch import Launch, launched
 from agent_tunix.config.load import C, did_you_mean, hydra_arguments, search_path, validate
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
@@ -105,17 +105,13 @@ def _train(composed: DictConfig) -> float | None:
     from agent_tunix.workflows import dry_run, setup
     from agent_tunix.workflows import train as workflow
 
-    output, folder = _output(), OmegaConf.select(composed, "training.resume")
-    if folder is None:
-        cfg = _agreed(anchored(validate(composed, Config)))
-    else:  # values that are changed are judged beside the run's own, not beside those that are shipped
-        cfg, own = resumed(str(folder), HydraConfig.get().overrides.task)
-        _agreed(cfg)
+    (cfg, own), output = begun_or_resumed(composed, HydraConfig.get().overrides.task), _output()
+    _agreed(cfg)
     if cfg.dry_run:
         if processes.first():
             dry_run.run(cfg, _relative(output), console)
         return None
-    if folder is not None:
+    if own is not None:
         refuse_other_folder(own, output)
         output = own
     elif processes.first() and (output / "config.yaml").exists():

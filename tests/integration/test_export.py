@@ -71,7 +71,7 @@ def test_merged_completes_as_trained(command, trained, tmp_path):
     adapters, _ = setup.load_trained(str(trained), cfg, model)
     arch = read_architecture(folder)
     weights = load_weights(folder, arch, jnp.float32)
-    exported = setup.Model(arch, load_tokenizer(folder), weights, lambda: weights)
+    exported = setup.Model(arch, load_tokenizer(folder), weights, lambda: (weights, 0))
     assert arch == model.arch
 
     examples = load_examples(cfg, "test", 8, model.tokenizer, print)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config
@@ -25,6 +25,14 @@ FIXED = {  # what a run cannot change and still be one run
     "training.method": "what one method has learnt would count as the other's",
     "training.train_fraction": "problems that were trained on would count as held out",
 }
+
+
+def begun_or_resumed(composed: DictConfig, overrides: Sequence[str]) -> tuple[Config, Path | None]:
+    """The configuration of a run that begins, or of the one that is resumed, with its folder: values that are changed are
+    judged beside the run's own, not beside those that are shipped.
+    """
+    folder = OmegaConf.select(composed, "training.resume")
+    return (anchored(validate(composed, Config)), None) if folder is None else resumed(str(folder), overrides)
 
 
 def resumed(folder: str, overrides: Sequence[str]) -> tuple[Config, Path]:

@@ -15,6 +15,7 @@ from agent_tunix.config.mesh_shape import sizes_of
 from agent_tunix.config.section import Section
 
 Positive = Annotated[int, Field(ge=1)]
+Step = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Length = Annotated[int, Field(ge=1, le=2**17)]  # in tokens; no Gemma 3 has read more
 
@@ -169,9 +170,7 @@ class TrainingSection(Section):
     init_from: str | None = Field(
         description="Folder of a run whose trained model, over its model.weights, this one starts from and is compared with."
     )
-    init_step: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="Step of that run to start from; null: its last."
-    )
+    init_step: Step | None = Field(default=None, description="Step of that run to start from; null: its last.")
     batch_size: Positive | None = Field(
         description="Prompts per update; null: micro_batch_size. A larger batch accumulates gradients."
     )
@@ -213,9 +212,7 @@ class DataSection(Section):
         description="A .jsonl, .csv or .parquet file, a folder with train.* and test.* files, or a repository of the hub."
     )
     subset: str | None = Field(description="Configuration of a hub data set, where it has several.")
-    num_examples: Positive | None = Field(
-        description="Training examples; null: all there are. Arithmetic needs a number, and takes train_fraction of it."
-    )
+    num_examples: Positive | None = Field(description="Training examples (arithmetic: train_fraction of them); null: all.")
     question_field: str = Field(description="Field of a row that holds the question.")
     answer_field: str = Field(description="Field of a row that holds the answer.")
     answer_pattern: str | None = Field(description="Regular expression whose first group is the final answer in that field.")
@@ -283,7 +280,7 @@ class EvaluateConfig(Config):
     """The configuration of `evaluate.py`: a training configuration, and what to evaluate."""
 
     run: str | None = Field(description="Folder of a run to evaluate; null: the base model.")
-    step: Annotated[int, Field(ge=0)] | None = Field(description="Checkpoint to evaluate; null: last; 0: before training.")
+    step: Step | None = Field(description="Checkpoint to evaluate; null: last; 0: before training.")
     num_passes: Positive = Field(description="Completions of a problem, for majority vote and pass@k; one if greedy.")
     inference_config: InferenceSection
 

@@ -8,8 +8,7 @@ import gc
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,63 +29,14 @@ from agent_tunix.engine.update import evaluation_trainable, init_state
 from agent_tunix.errors import UserError
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters, Trainable, init_adapters, masters, merge, select_modules
-from agent_tunix.models.mesh import abstract, lay_rows, make_in_place, make_mesh, mesh_of, mesh_of_sizes, place
+from agent_tunix.models.mesh import abstract, lay_rows, make_in_place, make_mesh, mesh_of_sizes, place
 from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import Tokenizer, load_tokenizer
 from agent_tunix.models.weights import open_weights, quantised, read_architecture, weight_shapes
 from agent_tunix.tasks.datasets import Example, left_padded
 from agent_tunix.types import Prompts, TrainState
+from agent_tunix.workflows.base import Model
 from agent_tunix.workflows.examples import Notice, Task, load_task
-
-
-@dataclasses.dataclass(frozen=True)
-class Model:
-    """A base model. Its weights are read when they are first asked for; their shapes are known before."""
-
-    arch: Architecture
-    tokenizer: Tokenizer
-    shapes: Weights
-    read: Callable[[], tuple[Weights, int]]  # with their checksum
-    # Runs, and the checksum of the base they began with: of this one and, as copies share it, of those it was made of.
-    learnt_by: dict[str, int] = dataclasses.field(default_factory=dict)
-
-    @cached_property
-    def _read(self) -> tuple[Weights, int]:
-        weights, checksum = self.read()
-        for run, theirs in self.learnt_by.items():
-            _refuse_other_base(run, theirs, checksum)
-        return weights, checksum
-
-    @property
-    def weights(self) -> Weights:
-        return self._read[0]
-
-    @property
-    def checksum(self) -> int:
-        return self._read[1]
-
-    def serve(self, run: str, checksum: int) -> None:
-        """Refuses to have the policy of a run put on it that has learnt on another base; at the latest when it is read."""
-        self.learnt_by[run] = checksum
-        if "_read" in vars(self):
-            _refuse_other_base(run, checksum, self.checksum)
-
-    @property
-    def mesh(self) -> Mesh:
-        return mesh_of(self.shapes)
-
-    def outline(self) -> Model:
-        """The same with shapes in the place of weights, for programs that are only to be compiled."""
-        return dataclasses.replace(self, read=lambda: (self.shapes, 0))
-
-
-def _refuse_other_base(run: str, theirs: int, checksum: int) -> None:
-    """`theirs` is 0 where the checkpoint is of an earlier version, and `checksum` where there are only shapes."""
-    if 0 not in (theirs, checksum) and theirs != checksum:
-        raise UserError(
-            f"{run} has learnt on another base: what its model.weights names holds other weights now.\n"
-            "Put the weights back that it began with, or start another run."
-        )
 
 
 class Shelf:

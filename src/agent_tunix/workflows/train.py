@@ -211,10 +211,7 @@ def train_batch(r: Run, state: TrainState, progress: Progress, desk: Desk) -> Co
 
 
 def recover(r: Run, state: TrainState, progress: Progress, fault: str, desk: Desk) -> tuple[TrainState, Progress] | None:
-    """Does what `training.on_divergence` says after a batch that went wrong; to stop, it raises DivergenceError.
-
-    Returns what the run goes back to, or None where it goes on without the batch.
-    """
+    """Does what `training.on_divergence` says: returns where to go back to, or None to go on; to stop, it raises."""
     desk.catch_up()
     step, mode = int(state.step), r.cfg.training.on_divergence
     if mode == "ignore" and not _in_vain(r, progress, desk):
