@@ -1,0 +1,26 @@
+"""What is handed out: the licence that pyproject.toml names, and a checkpoint of our own making."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import tomllib
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"  # of LICENSE-2.0.txt at apache.org
+
+
+def test_the_licence_is_the_unchanged_text_of_the_one_that_is_named():
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert project["license"] == "Apache-2.0"
+    assert project["license-files"] == ["LICENSE"]
+    assert hashlib.sha256((REPOSITORY / "LICENSE").read_bytes()).hexdigest() == APACHE_2
+
+
+def test_the_shipped_tokenizer_is_the_one_that_the_script_makes(tmp_path):
+    spec = importlib.util.spec_from_file_location("make_tiny", REPOSITORY / "scripts" / "make_tiny.py")
+    make_tiny = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make_tiny)
+    make_tiny.build_tokenizer(tmp_path)
+    assert (tmp_path / "tokenizer.json").read_bytes() == (make_tiny.TINY / "tokenizer.json").read_bytes()
