@@ -14,6 +14,30 @@ from agent_tunix.engine.metrics import read_records
 LONG_RUNS = True  # none is long, but all together are
 REPOSITORY = Path(__file__).parents[2]
 REFERENCE = (REPOSITORY / "docs" / "configuration" / "optimizer.rst").read_text()
+PROMISED = """
+optimizer=adamw
+optimizer.learning_rate=1e-5
+optimizer.weight_decay=0.05
+optimizer.betas=[0.95,0.99]
+optimizer.eps=1e-6
++experiment=quick_test optimizer.warmup_ratio=0.0
+optimizer.warmup_ratio=0.2
+optimizer.max_grad_norm=0.05
++experiment=quick_test --multirun optimizer.learning_rate=1e-7,1e-6,1e-5,1e-4
+--multirun optimizer.learning_rate=1e-6,3e-6,1e-5,3e-5
+optimizer.learning_rate=3e-6 --multirun optimizer.warmup_ratio=0.05,0.1,0.2
+optimizer.learning_rate=3e-6 --multirun optimizer.weight_decay=0.0,0.01,0.05
+optimizer.learning_rate=3e-6 optimizer.warmup_ratio=0.1 optimizer.weight_decay=0.01
+optimizer.learning_rate=1e-6 optimizer.warmup_ratio=0.2 optimizer.weight_decay=0.05 optimizer.max_grad_norm=0.05
+optimizer.learning_rate=1e-5 optimizer.warmup_ratio=0.05 optimizer.weight_decay=0.0
+optimizer.learning_rate=1e-7
+optimizer.max_grad_norm=0.01
+optimizer.learning_rate=1e-4
+optimizer.learning_rate=1e-6 optimizer.warmup_ratio=0.2
+optimizer.learning_rate=1e-5 optimizer.weight_decay=0.0
+optimizer=custom
+optimizer.learning_rate=5e-6 optimizer.warmup_ratio=0.15
+"""  # that these run is the contract; the page around them may change
 SMALL = [  # of one shape whatever the command says, so that all share their programs
     *("model=gemma3_tiny", "training.num_batches=2", "training.micro_batch_size=2", "grpo.num_generations=4"),
     *("data.num_examples=64", "evaluation.num_examples=8", "evaluation.sampled=false"),
@@ -53,6 +77,12 @@ SWEEPS = [c for c in COMMANDS if "--multirun" in c]
 def test_the_reference_is_read_whole():
     assert len(SINGLE) >= 18
     assert len(SWEEPS) == 4
+
+
+def test_the_page_has_every_command_that_is_promised():
+    promised = PROMISED.split("\n")[1:-1]
+    assert len(promised) == 22
+    assert [line for line in promised if line.split() not in COMMANDS] == []
 
 
 @pytest.mark.parametrize("arguments", SINGLE, ids=" ".join)

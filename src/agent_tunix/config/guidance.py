@@ -22,7 +22,7 @@ LARGE_BATCH = (2.0, 10 / 3)  # the reference runs 270M at 1e-4 with twice the us
 SMALL_BATCH = (0.25, 1 / 3)  # and 4B at 1e-6 with a quarter of them, a third of its range's end
 FULL_FINE_TUNING = 0.1  # all weights move at once, so each should move less
 RATE_OF = {"adamw": 1.0, "schedule_free_adamw": 1.0, "adafactor": 1.0, "lion": 1 / 3}  # others have rates of their own
-SMALL_DATA = (500, 1 / 3)  # "smaller datasets need lower learning rates"
+SMALL_DATA = (500, 1 / 3)  # below so many examples the rate goes down with them; by how much is our own choice
 
 
 def rate_range(cfg: Config, num_examples: int | None) -> tuple[float, float, list[str]]:

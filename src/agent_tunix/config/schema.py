@@ -95,7 +95,7 @@ class ModelSection(Section):
 
 class OptimizerSection(Section):
     optimizer_name: Literal["adamw", "adafactor", "lion", "muon", "sgd", "schedule_free_adamw"] = Field(
-        description="Optimizer algorithm."
+        description="The algorithm that turns gradients into steps."
     )
     learning_rate: float = Field(gt=0, le=1, description="Peak step size; too high diverges, too low learns slowly.")
     weight_decay: float = Field(ge=0, lt=1, description="An update shrinks weights by learning_rate * weight_decay.")
