@@ -89,7 +89,8 @@ def test_experiments_name_the_memory_that_the_plan_counts():
 def rows_of(page: str) -> list[list[str]]:
     """The cells of each row of the page's list-tables, as plain text; no cell has more than one line."""
     rows = re.findall(r"^   \* - (.*)\n((?:     -.*\n)*)", page, re.MULTILINE)
-    return [[re.sub(r"[`*]", "", cell) for cell in (first, *re.findall(r"     -(?: (.*))?", others))] for first, others in rows]
+    cells = [[first, *re.findall(r"     -(?: (.*))?", others)] for first, others in rows]
+    return [[re.sub(r"[`*]", "", cell) for cell in row] for row in cells]
 
 
 def numbers(text: str) -> list[float]:
