@@ -5,6 +5,8 @@ NUMBER=<process> python in_two_processes.py <what> <port>
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import sys
 from pathlib import Path
@@ -21,6 +23,7 @@ from agent_tunix.config.launch import Launch
 from agent_tunix.engine import processes
 from agent_tunix.engine.batch import score
 from agent_tunix.engine.checkpoint import Checkpoints
+from agent_tunix.engine.checksum import summed
 from agent_tunix.engine.guard import Progress
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.models.huggingface import read_architecture
@@ -119,6 +122,14 @@ def checkpoint(index: int) -> None:
     assert (int(found.step), progress.position) == (3, 5)
     np.testing.assert_array_equal(processes.whole(found.trainable["a"]), VALUES)
     np.testing.assert_array_equal(processes.whole(found.optimizer["a"]), VALUES + 1)
+    record = json.loads(Path("checkpoints/3/progress/metadata").read_text())
+    assert {"a": record["arrays"]["trainable.a"]} == summed({"a": VALUES}), "the parts add up to the whole"
+    if index == 0:
+        Path("checkpoints/3/progress/metadata").write_text(json.dumps(record | {"position": 6}))
+    processes.any_of(False)  # waits for it
+    again = Checkpoints(Path("checkpoints"))
+    with contextlib.closing(again), pytest.raises(UserError, match="step 3 is damaged"):
+        again.restore(state)
 
 
 def weights(index: int) -> None:

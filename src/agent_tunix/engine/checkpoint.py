@@ -1,7 +1,9 @@
 """Checkpoints by orbax: what is trained, the optimizer's state, the step and the position in the data.
 
 The state is copied to the host, and orbax writes it while the run goes on, to a temporary folder that it renames when all is
-on disk: a kill at any moment leaves the last good one.
+on disk: a kill at any moment leaves the last good one. Orbax does not notice numbers that have changed on the disk since, so
+beside the progress lies a checksum of every array, and of that record itself; what is restored must agree with them.
+Checkpoints of earlier versions have none.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,11 +33,14 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
+from agent_tunix.engine.checksum import described, digest, summed
 from agent_tunix.engine.guard import Progress
 from agent_tunix.errors import UserError, may_not_be_read, mistake_of
 from agent_tunix.types import TrainState
 
 SAVER = concurrent.futures.ThreadPoolExecutor(1)  # of all runs: several at once would keep Python from the one that trains
+# What the system says of a file that is missing, or is none. For what else it says, the file is not to blame.
+OF_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL)
 OF_TENSORSTORE = re.compile(r" \[tensorstore_spec|\. See full TensorStore details")  # where pages of detail begin
 for logger in ("absl", "asyncio"):  # orbax also raises what it logs as an error
     logging.getLogger(logger).setLevel(logging.CRITICAL)
@@ -53,7 +60,8 @@ type(epath.Path()).glob = _named
 
 
 def _unless_late(hook: Callable[[Any], object], found: Any) -> None:
-    if "Event loop is closed" not in str(found.exc_value):
+    reader = getattr(getattr(found.object, "cr_code", None), "co_filename", "")
+    if "Event loop is closed" not in str(found.exc_value) and f"{os.sep}orbax{os.sep}" not in reader:
         hook(found)
 
 
@@ -80,9 +88,37 @@ def _fetched(state: TrainState) -> TrainState:
     return jax.tree.map(np.asarray, state)
 
 
+def _first_line(fault: Exception) -> str:
+    return OF_TENSORSTORE.split(str(fault).splitlines()[0])[0] if str(fault) else repr(fault)
+
+
+def _of_files(fault: Exception) -> bool:
+    """Whether a ValueError tells of a file, in tensorstore's style, rather than of what was asked for."""
+    return isinstance(fault, json.JSONDecodeError) or re.match("[A-Z_]+: ", _first_line(fault)) is not None
+
+
+def _of_system(fault: Exception) -> bool:
+    """Whether the system is at fault, as for too many open files, rather than the checkpoint."""
+    code = re.search(r"os_error_code='(\d+)'", str(fault))
+    number = int(code[1]) if code else fault.errno if isinstance(fault, OSError) else None
+    return number is not None and number not in OF_DAMAGE
+
+
+def _named_steps(steps: Sequence[int]) -> str:
+    return f"step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}"
+
+
 @jax.jit
 def _finite(state: TrainState) -> jax.Array:
     return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state)]).all()
+
+
+class DamagedError(Exception):
+    """A checkpoint holds something else than what was saved."""
+
+
+class MisfitError(Exception):
+    """A checkpoint holds other arrays than those that are asked for."""
 
 
 @dataclasses.dataclass
@@ -108,7 +144,10 @@ class Checkpoints:
         at_once = ocp.AsyncOptions(create_directories_asynchronously=False)
         self._kept = Kept(keep) if keep else None
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=self._kept, read_only=self._kept is None, async_options=at_once
+            preservation_policy=self._kept,
+            read_only=self._kept is None,
+            async_options=at_once,
+            lightweight_initialize=True,  # what one checkpoint says of itself, which may be damaged, keeps no other from use
         )
         self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
         self._saving: concurrent.futures.Future | None = None
@@ -138,7 +177,9 @@ class Checkpoints:
     def _hand_over(self, step: int, state: TrainState, progress: Progress) -> None:
         if self._kept and not progress.midway:
             self._kept.due = step
-        parts = {"state": ocp.args.StandardSave(state), "progress": ocp.args.JsonSave(dataclasses.asdict(progress))}
+        record = dataclasses.asdict(progress) | {"step": step, "arrays": summed(state)}
+        record["checksum"] = digest(record)
+        parts = {"state": ocp.args.StandardSave(state), "progress": ocp.args.JsonSave(record)}
         self._manager.save(step, args=ocp.args.Composite(**parts), force=True)
 
     def _handed_over(self) -> None:
@@ -158,22 +199,54 @@ class Checkpoints:
         return steps[-1] if step is None else step
 
     def restore(self, like: TrainState, step: int | None = None) -> tuple[TrainState, Progress]:
-        """The state at a step (default: the last) in the structure of `like`, and the progress saved with it."""
+        """The state at a step (default: the last) in the structure of `like`, and the progress saved with it.
+
+        Raises UserError for a checkpoint that is damaged; the message names those that are whole.
+        """
         _quiet_others()
         self.settle()
         step = self.chosen(step)
-        self._check_shapes(like, step)
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), progress=ocp.args.JsonRestore())
         try:
-            restored = self._manager.restore(step, args=args)
-            if not _finite(restored.state):  # an update that would make it so is not applied
-                raise ArithmeticError("NaN or infinity among its numbers")
-            return restored.state, Progress.from_json(restored.progress)
+            return self._read(like, step)
         except Exception as fault:  # orbax and tensorstore raise many kinds
-            if mistake_of(fault):
+            mistake = None if isinstance(fault, OSError) else mistake_of(fault)
+            if mistake:
                 raise
-            raise self._unreadable(step, fault) from fault
+            traceback.clear_frames(fault.__traceback__)  # which hold what was read: others are to be read in its place
+            raise self._unreadable(like, step, fault) from fault
+
+    def _read(self, like: TrainState, step: int) -> tuple[TrainState, Progress]:
+        record = self._record(step)
+        saved = record.get("arrays")  # which earlier versions did not save
+        self._check_fit(like, step, saved)
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(jax.tree.map(ocp.utils.to_shape_dtype_struct, like)))
+        try:
+            state = self._manager.restore(step, args=args).state
+        except ValueError as fault:
+            if saved or _of_files(fault) or not (self._folder(step) / "state" / "_METADATA").exists():
+                raise
+            raise MisfitError(_first_line(fault)) from fault
+        if not _finite(state):  # an update that would make it so is not applied
+            raise DamagedError("NaN or infinity among its numbers")
+        if saved and (differing := [name for name, found in summed(state).items() if found != saved[name]]):
+            more = f" and {len(differing) - 1} more arrays are" if len(differing) > 1 else " is"
+            raise DamagedError(f"{differing[0]}{more} not what was saved")
+        return state, Progress.from_json(record)
+
+    def _record(self, step: int) -> dict[str, Any]:
+        """What was saved beside the state: the progress and, since versions that do so, the checksums."""
+        for folder, _, files in os.walk(self._folder(step)):
+            if strange := [name for name in files if not os.path.isfile(os.path.join(folder, name))]:
+                raise DamagedError(f"{strange[0]!r} is no file")  # to read a pipe would wait for ever
+        record = json.loads((self._folder(step) / "progress" / "metadata").read_text(encoding="utf-8"))
+        if {"arrays", "checksum"} & record.keys():
+            expected = record.pop("checksum", None)
+            if expected != digest(record) or record["step"] != step:
+                raise DamagedError("its record of progress is not what was saved")
+        return record
+
+    def _folder(self, step: int) -> Path:
+        return Path(self._manager.directory) / str(step)
 
     def last_due(self) -> int | None:
         """The last step that was not saved midway, if there is one: a run that rolls back does so as if nothing had
@@ -189,8 +262,7 @@ class Checkpoints:
     def progress(self, step: int) -> Progress | None:
         """The progress saved with a step; None where it cannot be read, as to restore it will fail too, and say why."""
         try:
-            found = self._manager.restore(step, args=ocp.args.Composite(progress=ocp.args.JsonRestore()))
-            return Progress.from_json(found.progress)
+            return Progress.from_json(self._record(step))
         except Exception:
             return None
 
@@ -200,27 +272,29 @@ class Checkpoints:
         for later in [saved for saved in self.steps() if saved > step]:
             self._manager.delete(later)
 
-    def _check_shapes(self, like: TrainState, step: int) -> None:
-        """Refuses arrays of other shapes before any is read: orbax would stop at the first, amid errors of other readers."""
+    def _check_fit(self, like: TrainState, step: int, saved: dict[str, Any] | None) -> None:
+        """Refuses other arrays before any is read: orbax would stop at the first, amid errors of other readers."""
+        wanted = described(like)
         try:
-            with ocp.StandardCheckpointer() as reader:
-                saved = reader.metadata(self._manager.directory / str(step) / "state").item_metadata.tree
+            if saved is None:
+                with ocp.StandardCheckpointer() as reader:
+                    tree = reader.metadata(self._manager.directory / str(step) / "state").item_metadata.tree
+                there = collections.Counter(tuple(leaf.shape) for leaf in jax.tree.leaves(tree))
+            else:
+                there = collections.Counter(tuple(shape) for _, shape, _ in saved.values())
         except Exception:  # reading it will fail too, and say why
             return
-        there, wanted = (collections.Counter(leaf.shape for leaf in jax.tree.leaves(tree)) for tree in (saved, like))
-        for shape in there | wanted:
-            if there[shape] != wanted[shape]:
-                counts = f"{there[shape]} arrays of shape {shape} in it, {wanted[shape]} in the run to be continued"
-                raise self._unreadable(step, ValueError(counts))
+        here = collections.Counter(tuple(shape) for _, shape in wanted.values())
+        for shape in there | here:
+            if there[shape] != here[shape]:
+                raise MisfitError(f"{there[shape]} arrays of shape {shape} in it, {here[shape]} in the run to be continued")
+        if saved is not None and (others := {name: kind for name, (*kind, _) in saved.items()}) != wanted:
+            name = next(name for name in others | wanted if others.get(name) != wanted.get(name))
+            raise MisfitError(f"{name} is not the same array in it and in the run to be continued")
 
-    def _unreadable(self, step: int, fault: Exception) -> UserError:
-        with contextlib.suppress(Exception):  # reads under way are given up; their own errors add nothing
-            self._manager.close()
-        folder = self._manager.directory / str(step)
-        why = OF_TENSORSTORE.split(str(fault).splitlines()[0])[0] if str(fault) else repr(fault)
-        told = isinstance(fault, json.JSONDecodeError) or re.match("[A-Z_]+: ", why) is not None  # tensorstore's style
-        of_files = told or not (folder / "state" / "_METADATA").exists()
-        if isinstance(fault, ValueError) and not of_files:
+    def _unreadable(self, like: TrainState, step: int, fault: Exception) -> UserError:
+        folder, why = self._folder(step), _first_line(fault)
+        if isinstance(fault, MisfitError):
             return UserError(
                 f"The checkpoint of step {step} does not fit this configuration ({why}).\n"
                 "Model, adapters and optimizer must be those the run was started with."
@@ -229,10 +303,43 @@ class Checkpoints:
             return UserError(
                 f"The checkpoint of step {step} may not be read ({why}).\nCheck owner and permissions of {folder}."
             )
-        return UserError(
-            f"The checkpoint of step {step} cannot be read; it may be damaged ({why}).\n"
-            f"Remove {folder} to go on from the one before, or from the start where there is none."
-        )
+        if _of_system(fault):
+            return UserError(f"The checkpoint of step {step} could not be read ({why}).\nMend that, and start again.")
+        said = "is damaged" if isinstance(fault, DamagedError) else "cannot be read; it may be damaged"
+        return UserError(f"The checkpoint of step {step} {said} ({why}).\n{self._way_on(like, step)}")
+
+    def _way_on(self, like: TrainState, damaged: int) -> str:
+        """What is left beside a damaged checkpoint, and how to go on from the last that is whole."""
+        run, steps = Path(self._manager.directory).parent, self.steps()
+        found = {step: self._whole(like, step) for step in steps if step != damaged} | {damaged: False}
+        with contextlib.suppress(Exception):  # reads under way are given up; their own errors add nothing
+            self._manager.close()
+        whole, unknown = ([step for step in steps if found[step] is kind] for kind in (True, None))
+        last = max([*whole, *unknown], default=-1)
+        away = [step for step in steps if found[step] is False and step > last] or [damaged]
+        command = shlex.join(["rm", "-r", *(str(self._folder(step)) for step in away)])
+        lines = [f"Whole: {_named_steps(whole)}." if whole else "" if unknown or len(steps) == 1 else "No other is whole."]
+        lines += [f"Not looked at: {_named_steps(unknown)}."] if unknown else []
+        if last < 0:
+            lines += [f"Remove it to have training.resume={run} begin from the start: {command}"]
+        else:
+            lines += [f"Remove it to have training.resume={run} go on from step {last}: {command}"]
+            lines += [f"evaluate and export take step={last}; training.init_from takes training.init_step={last}."]
+        return "\n".join(filter(None, lines))
+
+    def _whole(self, like: TrainState, step: int) -> bool | None:
+        """Whether a checkpoint restores to what was saved; None where that cannot be found out here.
+
+        Of several processes one may have found the damage, and the others do not read with it.
+        """
+        if jax.process_count() > 1:
+            return None
+        try:
+            self._read(like, step)
+        except Exception as fault:
+            told = mistake_of(fault) or isinstance(fault, MisfitError) or may_not_be_read(fault) or _of_system(fault)
+            return None if told else False
+        return True
 
     def settle(self) -> None:
         """Waits until all that was saved is on disk; a fault of writing it is raised here, or by the next save."""

@@ -4,10 +4,15 @@ import contextlib
 import errno
 import gc
 import json
+import os
+import random
+import shlex
 import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -252,11 +257,11 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_serves(checkpoints, tm
     checkpoints.settle()
     for path in (tmp_path / "checkpoints" / "5").glob(damaged):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
-    with pytest.raises(UserError, match=r"step 5 cannot be read.*\nRemove .*5 to go on") as raised:
+    with pytest.raises(UserError, match=r"step 5 (cannot be read; it may be|is) damaged .*\nWhole: step 4\.") as raised:
         checkpoints.restore(state_at(0, rank=64))
     assert "tensorstore" not in str(raised.value).lower(), "the pages that it has to say"
     assert "Event loop is closed" not in cries
-    shutil.rmtree(tmp_path / "checkpoints" / "5")
+    subprocess.run(str(raised.value).splitlines()[2].partition(" go on from step 4: ")[2], shell=True, check=True)
     again = Checkpoints(tmp_path / "checkpoints")
     assert again.restore(state_at(0, rank=64))[1] == Progress(4)
     again.close()
@@ -269,18 +274,203 @@ def test_a_number_that_is_none_is_a_damaged_checkpoint(checkpoints, number):
     hit = state.trainable.b["v_proj"].at[1, 0, 2].set(number)
     trainable = Adapters(state.trainable.a, {**state.trainable.b, "v_proj": hit}, state.trainable.scale)
     checkpoints.save(TrainState(trainable, state.optimizer, state.step), Progress(1))
-    with pytest.raises(UserError, match=r"step 5 cannot be read; it may be damaged \(NaN or infinity among its numbers\)"):
+    with pytest.raises(UserError, match=r"step 5 is damaged \(NaN or infinity among its numbers\)"):
         checkpoints.restore(state_at(0))
 
 
-@pytest.mark.parametrize("change", [{"position": "4"}, {"rate_scale": None}, {"skipped": 3}, None], ids=str)
+def rewritten(record: Path, change: Callable[[dict], object]) -> None:
+    """Changes a record of progress, which lies in the file of JSON given."""
+    found = json.loads(record.read_text())
+    change(found)
+    record.write_text(json.dumps(found))
+
+
+def as_of_an_earlier_version(record: Path, **change: object) -> None:
+    """Takes from a record of progress what versions without checksums did not save."""
+    rewritten(record, lambda found: [*map(found.pop, ("step", "arrays", "checksum")), found.update(change)])
+
+
+@pytest.mark.parametrize("change", [{"position": "4"}, {"rate_scale": None}, {"skipped": 3}], ids=str)
 def test_a_record_of_progress_that_is_none_is_a_damaged_checkpoint(checkpoints, tmp_path, change):
     checkpoints.save(state_at(5), Progress(1))
     checkpoints.settle()
-    record = tmp_path / "checkpoints" / "5" / "progress" / "metadata"
-    record.write_text(json.dumps(json.loads(record.read_text()) | change if change else []))
+    as_of_an_earlier_version(tmp_path / "checkpoints" / "5" / "progress" / "metadata", **change)
     with pytest.raises(UserError, match=r"step 5 cannot be read; it may be damaged"):
         checkpoints.restore(state_at(0))
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "[" * 100_000, "9" * 5000, '{"checksum": "", "position": 1}', ""], ids=len)
+@pytest.mark.parametrize("name", ["progress/metadata", "state/_METADATA"])
+def test_json_of_another_kind_is_a_damaged_checkpoint(checkpoints, tmp_path, name, text):
+    checkpoints.save(state_at(5), Progress(1))
+    checkpoints.settle()
+    (tmp_path / "checkpoints" / "5" / name).write_text(text)
+    with pytest.raises(UserError, match=r"step 5 .*damaged .*\nRemove it to have .* begin from the start: rm -r .*5"):
+        checkpoints.restore(state_at(0))
+
+
+@pytest.mark.parametrize("text", ["[]", "1", '{"item_handlers": 3}', "[" * 100_000], ids=len)
+def test_what_orbax_says_of_a_checkpoint_keeps_no_other_from_use(checkpoints, tmp_path, text):
+    for step in (4, 5):
+        checkpoints.save(state_at(step), Progress(step))
+    checkpoints.settle()
+    (tmp_path / "checkpoints" / "5" / "_CHECKPOINT_METADATA").write_text(text)
+    with contextlib.closing(Checkpoints(tmp_path / "checkpoints", keep=2)) as again:
+        assert again.restore(state_at(0), step=4)[1] == Progress(4)
+        again.save(state_at(6), Progress(6))
+        again.settle()
+        assert again.steps() == [5, 6]
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(checkpoints, tmp_path):
+    checkpoints.save(state_at(5), Progress(1))
+    checkpoints.settle()
+    for name in ("_CHECKPOINT_METADATA", "state/_METADATA", "progress/metadata"):
+        path = tmp_path / "checkpoints" / "5" / name
+        path.unlink()
+        os.mkfifo(path)
+        again = Checkpoints(tmp_path / "checkpoints")
+        with contextlib.closing(again), pytest.raises(UserError, match=f"step 5 is damaged .'{path.name}' is no file"):
+            again.restore(state_at(0))
+        path.unlink()
+        path.write_text("{}")
+
+
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+def test_no_flipped_bit_restores_to_other_numbers(checkpoints, tmp_path):
+    """Orbax notices only some of them."""
+    rng, wanted = random.Random(0), jax.tree.leaves(state_at(5, rank=64))
+    checkpoints.save(state_at(5, rank=64), Progress(1, data="of these"))
+    checkpoints.settle()
+    largest = sorted(
+        (path for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()), key=lambda p: p.stat().st_size
+    )
+    refused = 0
+    for path in largest[-6:] * 4:
+        before = path.read_bytes()
+        place = rng.randrange(len(before))
+        path.write_bytes(before[:place] + bytes([before[place] ^ 1 << rng.randrange(8)]) + before[place + 1 :])
+        with contextlib.closing(Checkpoints(tmp_path / "checkpoints")) as again:
+            try:
+                state, progress = again.restore(state_at(0, rank=64))
+            except UserError:
+                refused += 1
+            else:
+                assert progress == Progress(1, data="of these")
+                jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(state), wanted)
+        path.write_bytes(before)
+    assert refused > 8
+
+
+def test_no_flipped_bit_changes_the_record_of_progress(checkpoints, tmp_path):
+    saved = Progress(7, 0.1, (3,), ({"step": 4, "reason": "the loss is nan"},), "0f3a", midway=True, base=12345)
+    checkpoints.save(state_at(5), saved)
+    checkpoints.settle()
+    path = tmp_path / "checkpoints" / "5" / "progress" / "metadata"
+    before = path.read_bytes()
+    for place in range(0, len(before), 5):
+        path.write_bytes(before[:place] + bytes([before[place] ^ 1 << place % 8]) + before[place + 1 :])
+        assert checkpoints.progress(5) in (None, saved)
+    path.write_bytes(before)
+    assert checkpoints.progress(5) == saved
+
+
+def flip_a_number(checkpoint: Path) -> None:
+    """Changes one bit of the arrays that lie in the largest file of a checkpoint."""
+    path = max((checkpoint / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content)
+
+
+def test_those_that_are_whole_are_listed_and_all_damaged_ones_after_them_are_to_go(tmp_path):
+    saved = Checkpoints(tmp_path / "checkpoints", keep=4)
+    for step in (2, 3, 5, 6):
+        saved.save(state_at(step, rank=64), Progress(step))
+    saved.settle()
+    for step in (3, 5, 6):
+        flip_a_number(tmp_path / "checkpoints" / str(step))
+    with pytest.raises(UserError) as raised:
+        saved.restore(state_at(0, rank=64))
+    folders = [str(tmp_path / "checkpoints" / str(step)) for step in (3, 5, 6)]
+    _, *advice = str(raised.value).splitlines()
+    assert advice == [
+        "Whole: step 2.",
+        f"Remove it to have training.resume={tmp_path} go on from step 2: {shlex.join(['rm', '-r', *folders])}",
+        "evaluate and export take step=2; training.init_from takes training.init_step=2.",
+    ]
+    saved.close()
+
+
+def test_a_damaged_one_that_was_asked_for_is_refused_though_a_later_one_is_whole(tmp_path):
+    saved = Checkpoints(tmp_path / "checkpoints", keep=3)
+    for step in (2, 3, 5):
+        saved.save(state_at(step, rank=64), Progress(step))
+    saved.settle()
+    flip_a_number(tmp_path / "checkpoints" / "3")
+    with pytest.raises(
+        UserError, match=r"(?s)step 3 .*damaged .*Whole: steps 2, 5\..*go on from step 5: rm -r .*3\n.*step=5"
+    ):
+        saved.restore(state_at(0, rank=64), step=3)
+    saved.close()
+    with contextlib.closing(Checkpoints(tmp_path / "checkpoints")) as again:
+        assert again.restore(state_at(0, rank=64))[1] == Progress(5)
+
+
+def test_a_rollback_does_not_pass_over_a_damaged_one_that_was_due(checkpoints, tmp_path):
+    """It would go back to other numbers than a run of whole checkpoints, and say nothing."""
+    checkpoints.save(state_at(4), Progress(4))
+    checkpoints.save(state_at(5), Progress(5, midway=True))
+    checkpoints.settle()
+    rewritten(tmp_path / "checkpoints" / "4" / "progress" / "metadata", lambda found: found.update(midway=True))
+    assert checkpoints.last_due() == 4
+    with pytest.raises(
+        UserError, match=r"step 4 is damaged \(its record of progress is not what was saved\)\.\nWhole: step 5"
+    ):
+        checkpoints.restore(state_at(0), checkpoints.last_due())
+
+
+@pytest.mark.parametrize("taken", ["progress", "state"])
+def test_parts_of_another_checkpoint_are_damage(checkpoints, tmp_path, taken):
+    for step in (4, 5):
+        checkpoints.save(state_at(step), Progress(step))
+    checkpoints.settle()
+    shutil.rmtree(tmp_path / "checkpoints" / "5" / taken)
+    shutil.copytree(tmp_path / "checkpoints" / "4" / taken, tmp_path / "checkpoints" / "5" / taken)
+    with pytest.raises(UserError, match=r"step 5 is damaged \(.*not what was saved\)"):
+        checkpoints.restore(state_at(0))
+
+
+def test_a_checkpoint_without_checksums_is_read(checkpoints, tmp_path):
+    checkpoints.save(state_at(5), Progress(1, midway=True))
+    checkpoints.settle()
+    as_of_an_earlier_version(tmp_path / "checkpoints" / "5" / "progress" / "metadata")
+    restored, progress = checkpoints.restore(state_at(0))
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(restored), jax.tree.leaves(state_at(5)))
+    assert progress == Progress(1, midway=True)
+    with pytest.raises(UserError, match="does not fit this configuration"):
+        checkpoints.restore(state_at(0, rank=3))
+
+
+def test_arrays_of_the_same_shapes_and_other_names_do_not_fit(checkpoints):
+    checkpoints.save(state_at(5), Progress(1))
+    with pytest.raises(UserError, match=r"does not fit this configuration \(trainable\.a\.v_proj is not the same array"):
+        checkpoints.restore(state_at(0, modules=("q_proj", "o_proj")))
+
+
+def test_what_the_system_refuses_is_not_called_damaged(checkpoints, monkeypatch):
+    """Nobody is to remove a checkpoint because too many files are open."""
+    for step in (4, 5):
+        checkpoints.save(state_at(step), Progress(step))
+    checkpoints.settle()
+
+    def none_left(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files", "state")
+
+    monkeypatch.setattr(checkpoints._manager, "restore", none_left)
+    with pytest.raises(UserError, match=r"step 5 could not be read .*Too many open files") as raised:
+        checkpoints.restore(state_at(0))
+    assert "rm -r" not in str(raised.value)
 
 
 def test_checkpoints_that_are_only_read_make_no_folder(tmp_path):
