@@ -131,11 +131,11 @@ class CloseSweep(Callback):
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         from agent_tunix.cli import answering, close_sweep
+        from agent_tunix.engine.metrics import replace_text
 
         with answering():  # Hydra would only warn of a fault, and exit with 0
             found = Path(config.hydra.sweep.dir) / BEST_OF_SWEEPERS
             if found.exists():
-                found.write_text(
-                    re.sub(r"^( *)\+\+", r"\1", found.read_text(), flags=re.MULTILINE)
-                )  # as the user wrote keys
+                as_written = re.sub(r"^( *)\+\+", r"\1", found.read_text(), flags=re.MULTILINE)  # as the user wrote keys
+                replace_text(found, as_written)
             close_sweep(Path(config.hydra.sweep.dir))

@@ -32,9 +32,8 @@ class RunFolder:
     def __init__(self, path: Path, resumed_at: int | None = None):
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
-        self._tensorboard = CurveFile(path / "tensorboard")
-        if resumed_at is not None:
-            self.rewind(resumed_at)
+        with self.rewinding(resumed_at) if resumed_at is not None else contextlib.nullcontext():
+            self._tensorboard = CurveFile(path / "tensorboard")
 
     def metrics(self, record: Record) -> None:
         self._append("metrics.jsonl", [record])
@@ -52,14 +51,17 @@ class RunFolder:
         self._refuse_removed()
         replace_text(self.path / "summary.json", json.dumps(record, indent=2) + "\n")
 
-    def rewind(self, step: int) -> None:
-        """Drops the records of later steps, lines cut short and the summary: the run will write them again."""
+    @contextlib.contextmanager
+    def rewinding(self, step: int) -> Iterator[None]:
+        """Drops the records of later steps, lines cut short and the summary: the run will write them again.
+
+        It does so at the end of this context. Before it begins, all was read, and what stays lies beside what it replaces: a
+        fault until then leaves the folder as it was.
+        """
+        files = [self.path / name for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl")]
+        with _replacing({path: _lines_until(path, step) for path in files if path.exists()}):
+            yield
         (self.path / "summary.json").unlink(missing_ok=True)
-        for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl"):
-            path = self.path / name
-            if path.exists():
-                kept = [r for r in read_records(path) if isinstance(r.get("step"), int) and r["step"] <= step]
-                replace_text(path, "".join(_line(record) for record in kept))
         self._tensorboard.forget(step + 1)
 
     def close(self) -> None:
@@ -92,7 +94,9 @@ class NoFolder(RunFolder):
     def evaluation(self, record: Record) -> None: ...
     def samples(self, records: Iterable[Record]) -> None: ...
     def summary(self, record: Record) -> None: ...
-    def rewind(self, step: int) -> None: ...
+    def rewinding(self, step: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def close(self) -> None: ...
 
 
@@ -121,14 +125,42 @@ def _claim(path: Path) -> int:
 
 def replace_text(path: Path, text: str) -> None:
     """Writes a file atomically: a kill leaves the old one or the new one; a fault leaves the old one and names it."""
-    temporary = path.with_name(path.name + ".tmp")
+    with _replacing({path: text.encode()}):
+        pass
+
+
+@contextlib.contextmanager
+def _replacing(contents: Mapping[Path, bytes]) -> Iterator[None]:
+    """Writes new contents of files beside them, and puts them in their place at the end; a fault leaves the old ones."""
+    beside = {path: path.with_name(path.name + ".tmp") for path in contents}
+    path = Path()
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as fault:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise OSError(fault.errno, fault.strerror, str(path)) from fault
+        try:
+            for path, temporary in beside.items():
+                temporary.write_bytes(contents[path])
+        except OSError as fault:
+            raise OSError(fault.errno, fault.strerror, str(path)) from fault
+        yield
+        try:
+            for path, temporary in beside.items():
+                os.replace(temporary, path)
+        except OSError as fault:
+            raise OSError(fault.errno, fault.strerror, str(path)) from fault
+    except BaseException:
+        for temporary in beside.values():
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+        raise
+
+
+def _lines_until(path: Path, step: int) -> bytes:
+    """The lines of a .jsonl file that tell of a step or of those before it, as they are."""
+    if not path.is_file():
+        raise UserError(f"{path} is not a file, and a run's records go there. Move it away.")
+    lines = path.read_bytes().split(b"\n")
+    steps = [[record.get("step") for record in objects([line.decode(errors="replace")])] for line in lines]
+    kept = [isinstance(of[0], int) and of[0] <= step if of else False for of in steps]
+    return b"".join(line + b"\n" for line, stays in zip(lines, kept, strict=True) if stays)
 
 
 def read_records(path: Path) -> list[Record]:

@@ -60,11 +60,11 @@ def run(cfg: LrFindConfig, path: Path, console: Console, overrides: Sequence[str
             bars.notice(f"The ramp ends here. {str(fault).splitlines()[0]}")
             by_reward = is_fault_of_reward(fault.fault)
     cut_short = interruption.requested or by_reward  # by nothing that its rates have done
-    shutil.rmtree(path / "checkpoints", ignore_errors=True)
     found = _reading(path, r, whole, cut_short)
     advice = _advice(found, r, cut_short, whole.cfg.scheduler.lr_min)
     updates = len(found["rates"]) * r.plan.iterations
     _write(path, found, advice, interruption.requested, updates)
+    shutil.rmtree(path / "checkpoints", ignore_errors=True)  # only now that all else has been read and written
     report_on(path, bars.notice)
     _show(path, found, advice, console, updates)
     return found

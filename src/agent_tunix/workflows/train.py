@@ -221,8 +221,8 @@ def recover(r: Run, state: TrainState, progress: Progress, fault: str, desk: Des
         kept = desk.folder.path / "checkpoints" if desk.checkpoints.steps() else None
         raise DivergenceError(remedy(r, kept, step, fault, progress), fault)
     restored, saved = desk.checkpoints.restore(state, desk.checkpoints.last_due())
-    desk.checkpoints.forget_after(int(restored.step))
-    desk.folder.rewind(int(restored.step))
+    with desk.folder.rewinding(int(restored.step)):  # before a checkpoint is deleted, all records have been read
+        desk.checkpoints.forget_after(int(restored.step))
     progress = progress.rolled_back(saved, step, fault)
     desk.rollbacks.append(progress.rollbacks[-1])
     desk.display.guard(f"rolled back {len(progress.rollbacks)}x, rate x {progress.rate_scale:g}")

@@ -110,6 +110,67 @@ def test_a_resumed_run_drops_later_steps_and_a_half_written_line(tmp_path):
     assert [r["step"] for r in read_records(tmp_path / "samples.jsonl")] == [1, 2]
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """What lies in a folder: the files and what they hold."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """The folder of a run of three steps that has ended."""
+    folder = RunFolder(tmp_path)
+    for step in (1, 2, 3):
+        folder.metrics({"step": step})
+        folder.evaluation({"step": step, "split": "validation"})
+        folder.samples([{"step": step}])
+    folder.summary({"status": "interrupted"})
+    folder.close()
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "evals.jsonl", "samples.jsonl"])
+def test_a_refused_resume_changes_nothing(begun, name):
+    (begun / name).unlink()
+    (begun / name).mkdir()
+    before = contents(begun)
+    with pytest.raises(UserError, match=f"{name} is not a file"):
+        RunFolder(begun, resumed_at=2)
+    assert contents(begun) == before
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
+def test_a_resume_that_cannot_be_written_changes_nothing(begun, name, monkeypatch):
+    before, write = contents(begun), Path.write_bytes
+
+    def full(path: Path, content: bytes) -> int:
+        if path.name == f"{name}.tmp":
+            write(path, content[:5])
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left") as fault:
+        RunFolder(begun, resumed_at=2)
+    assert fault.value.filename == str(begun / name)
+    assert contents(begun) == before
+
+
+def test_what_comes_between_is_done_before_any_record_is_dropped(begun):
+    folder, before = RunFolder(begun), contents(begun)
+    with pytest.raises(OSError, match="gone"), folder.rewinding(1):
+        raise OSError("gone")
+    folder.close()
+    assert contents(begun) == before
+
+
+def test_lines_that_stay_are_left_as_they_are(tmp_path):
+    """Others may have written them, in a way in which we do not."""
+    kept = b'{"step":1, "x": [NaN], "text": "\\ud800"}\n{ "step": 2, "of": "\xff" }\n'
+    (tmp_path / "metrics.jsonl").write_bytes(b'[1]\n{"step": "1"}\n' + kept + b'{"step": 3}\n')
+    RunFolder(tmp_path, resumed_at=2).close()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == kept
+
+
 def test_a_line_after_one_that_was_cut_short_is_whole(tmp_path):
     (tmp_path / "evals.jsonl").write_text('{"step": 1, "split": "test"}\n{"step": 2, "sp')
     folder = RunFolder(tmp_path)
@@ -123,7 +184,8 @@ def test_a_run_that_goes_back_has_its_curves_forgotten_too(tmp_path):
     for step in (1, 2, 3):
         folder.metrics({"step": step})
     folder.samples([{"step": "x"}, {"text": "of no step"}])
-    folder.rewind(1)
+    with folder.rewinding(1):
+        assert last_step(tmp_path) == 3, "nothing is dropped yet"
     folder.close()
     assert [r["step"] for r in read_records(tmp_path / "metrics.jsonl")] == [1]
     assert read_records(tmp_path / "samples.jsonl") == []
