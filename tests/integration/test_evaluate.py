@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 
 import numpy as np
@@ -98,6 +99,26 @@ def test_a_step_without_a_checkpoint_is_refused(command, trained, tmp_path):
     assert outcome.code == 2
     assert "the steps kept are 2" in outcome.err
     assert [path.name for path in tmp_path.iterdir()] == [trained]
+
+
+def test_a_damaged_checkpoint_serves_no_command(command, trained, tmp_path):
+    """One bit of the adapters has changed: they could be read, and would be others."""
+    path = max((tmp_path / trained / "checkpoints" / "2" / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    before = sorted(tmp_path.rglob("*"))
+    for verb in (
+        ("evaluate", f"run={trained}", *SMALL),
+        ("export", f"run={trained}"),
+        ("train", f"training.resume={trained}"),
+        ("train", *TRAIN, f"training.init_from={trained}", "hydra.run.dir=next"),
+    ):
+        outcome = command(*verb)
+        assert outcome.code == 2, verb
+        assert re.search(r"checkpoint of step 2 .*damaged", outcome.err), verb
+        assert f"rm -r {tmp_path / trained / 'checkpoints' / '2'}" in outcome.err, verb
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_run_that_may_not_be_written_to_is_refused_before_anything_is_computed(command, trained, monkeypatch):
