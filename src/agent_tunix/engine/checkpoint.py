@@ -138,8 +138,11 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int | None = None):
         """Makes the folder and keeps the last `keep` checkpoints, and the last due; with None they are only read."""
-        if "\\" in str(folder.resolve()):
-            raise UserError(f"{folder.resolve()}: checkpoints cannot be kept below a folder with a backslash in its name.")
+        folder = Path(os.path.realpath(folder))
+        if folder.is_symlink():
+            raise UserError(f"{folder} is a link that leads back to itself. Remove it, or have it lead to the checkpoints.")
+        if "\\" in str(folder):
+            raise UserError(f"{folder}: checkpoints cannot be kept below a folder with a backslash in its name.")
         # Made in the background, a folder that cannot be made keeps orbax's threads waiting, and Python for them.
         at_once = ocp.AsyncOptions(create_directories_asynchronously=False)
         self._kept = Kept(keep) if keep else None
@@ -149,7 +152,7 @@ class Checkpoints:
             async_options=at_once,
             lightweight_initialize=True,  # what one checkpoint says of itself, which may be damaged, keeps no other from use
         )
-        self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
+        self._manager = ocp.CheckpointManager(folder, options=options)
         self._saving: concurrent.futures.Future | None = None
         if self._kept:
             self._kept.due = self.last_due()

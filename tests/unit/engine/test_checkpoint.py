@@ -78,6 +78,13 @@ def test_a_backslash_is_refused_at_once(tmp_path):
         Checkpoints(tmp_path / "back\\slash", keep=2)
 
 
+@pytest.mark.parametrize("keep", [None, 2])
+def test_a_folder_that_is_a_link_to_itself_is_refused(tmp_path, keep):
+    (tmp_path / "checkpoints").symlink_to("checkpoints")
+    with pytest.raises(UserError, match="checkpoints is a link that leads back to itself"):
+        Checkpoints(tmp_path / "checkpoints", keep)
+
+
 def test_the_last_that_was_due_is_told_from_one_that_an_interruption_made(checkpoints):
     assert checkpoints.last_due() is None
     checkpoints.save(state_at(2), Progress(2, midway=True))
