@@ -37,6 +37,7 @@ FAULTS = {
     "scheduler.warmup_steps=100": "longer than the run of 2",
     "scheduler.lr_min=1e-3": "is above optimizer.learning_rate",
     "model.lora_module_path=nothing": "fits no module",
+    "model.lora_module_path=.*q_einsum|.*gate_proj": "To adapt gate_proj and no other, give 'model.lora",
     "model.lora_module_path=layers.0.*q_proj": "in 1 of 4 layers",
     "model.weights=/nowhere": "no such folder",
     'model.weights="~nobody_of_this_name/x"': "no such folder",

@@ -85,6 +85,7 @@ def test_what_is_changed_of_a_continued_run_is_judged_beside_its_own_values(comm
             "nowhere/config.yaml.\nIf it was moved, write its new path into config.yaml of the run",
         ),
         ("model.lora_module_path=nothing", "model.lora_module_path=nothing: fits no module"),
+        ("model.lora_module_path=q_einsum|up_proj", "no module's name has q_einsum in it"),
         ("+reward.functions.mine=no_such_module.reward", "No module named 'no_such_module'"),
         ("model.weights=/no/such/folder", "model.weights=/no/such/folder: there is no such folder or .gguf file"),
         ("model.weights=nothing.gguf", "model.weights=nothing.gguf: there is no such folder or .gguf file"),

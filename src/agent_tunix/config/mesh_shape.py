@@ -12,10 +12,12 @@ Sizes = tuple[int, int]
 
 
 def sizes_of(mesh_shape: Any) -> Sizes:
-    """(fsdp, tp) of a `model.mesh_shape`; raises ValueError where it is not written as one."""
+    """(fsdp, tp) of a `model.mesh_shape`, which may leave one axis out; raises ValueError where it is not written as one."""
     match mesh_shape:
-        case [[int(fsdp), int(tp)], [*axes]] if tuple(axes) == AXES and fsdp > 0 and tp > 0:
-            return fsdp, tp
+        case [[*sizes], [*axes]] if axes and axes == [axis for axis in AXES if axis in axes] and len(sizes) == len(axes):
+            if all(type(size) is int and size > 0 for size in sizes):
+                named = dict(zip(axes, sizes, strict=True))
+                return named.get("fsdp", 1), named.get("tp", 1)
     raise ValueError("must be [[f,t],[fsdp,tp]] with whole numbers from 1 on, as in [[1,1],[fsdp,tp]] for one device")
 
 

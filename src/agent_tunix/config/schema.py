@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from agent_tunix.config.mesh_shape import sizes_of
+from agent_tunix.config.mesh_shape import AXES, sizes_of
 from agent_tunix.config.section import Section
 
 Positive = Annotated[int, Field(ge=1)]
@@ -76,7 +76,9 @@ class ModelSection(Section):
     lora_module_path: str = Field(
         description="Regular expression over Hugging Face module names; modules it finds are adapted."
     )
-    mesh_shape: list[Any] = Field(description="Devices as [[f,t],[fsdp,tp]]: f split the batch, t the heads.")
+    mesh_shape: list[Any] = Field(
+        description="Devices as [[f,t],[fsdp,tp]]: f split the batch, t the heads; an axis left out has 1."
+    )
     guidance: GuidanceSection = Field(description="What suits a model of this size.")
     architecture: ArchitectureSection = Field(description="Numbers of the architecture.")
 
@@ -89,8 +91,7 @@ class ModelSection(Section):
     @field_validator("mesh_shape")
     @classmethod
     def _is_a_mesh(cls, mesh_shape: list[Any]) -> list[Any]:
-        sizes_of(mesh_shape)
-        return mesh_shape
+        return [list(sizes_of(mesh_shape)), list(AXES)]
 
 
 class OptimizerSection(Section):

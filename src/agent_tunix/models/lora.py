@@ -121,6 +121,24 @@ def select_modules(pattern: str, num_layers: int) -> tuple[str, ...]:
     return tuple(chosen)
 
 
+def strange_words(pattern: str) -> list[str]:
+    """The words of a pattern that are in no module's name, as `q_einsum` of other tools: they choose nothing, in silence.
+
+    Those of a look-around may say what is not to be chosen, and are not meant.
+    """
+    spelt = re.sub(r"\\.|\[[^]]*\]|\(\?(?:[=!]|<[=!])[^)]*\)|\(\?(?:P<\w+>|[a-zA-Z-]+)", " ", pattern)
+    names = [huggingface_name(0, module) for module in ATTENTION + FEED_FORWARD]
+    words = dict.fromkeys(re.findall(r"[A-Za-z_]+", spelt))
+    return [word for word in words if not any(word in name for name in names)]
+
+
+def unadapted(chosen: Sequence[str]) -> dict[str, list[str]]:
+    """For each block of a layer, by its Hugging Face name, the modules that are not among the chosen ones."""
+    blocks = {"self_attn": ATTENTION, "mlp": FEED_FORWARD}
+    left = {block: [module for module in modules if module not in chosen] for block, modules in blocks.items()}
+    return {block: modules for block, modules in left.items() if modules}
+
+
 def module_shape(arch: Architecture, module: str) -> tuple[int, int]:
     """(in, out) of a module's matrix."""
     query, key_value = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim

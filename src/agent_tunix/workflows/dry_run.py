@@ -58,6 +58,7 @@ def run(cfg: Config, output: Path, console: Console) -> Record:
     parts, (device, limit) = memory.estimate(sizes), card()
     usable = USABLE * limit
     notes += [
+        *setup.unusual_adapters(cfg, sizes.arch),
         *too_few(cfg, plan),
         *_notes_on_mesh(sizes),
         *_notes_on_evaluation(sizes, usable),

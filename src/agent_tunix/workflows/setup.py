@@ -28,7 +28,18 @@ from agent_tunix.engine.rollout import Sampling
 from agent_tunix.engine.update import evaluation_trainable, init_state
 from agent_tunix.errors import UserError
 from agent_tunix.models.gemma3 import Architecture, Weights
-from agent_tunix.models.lora import Adapters, Trainable, init_adapters, masters, merge, select_modules
+from agent_tunix.models.lora import (
+    ATTENTION,
+    FEED_FORWARD,
+    Adapters,
+    Trainable,
+    init_adapters,
+    masters,
+    merge,
+    select_modules,
+    strange_words,
+    unadapted,
+)
 from agent_tunix.models.mesh import abstract, lay_rows, make_in_place, make_mesh, mesh_of_sizes, place
 from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import Tokenizer, load_tokenizer
@@ -245,6 +256,25 @@ def changed_base(trained: Config) -> str | None:
         if trained.model.lora_rank == 0:
             return folder
     return None
+
+
+def unusual_adapters(cfg: Config, arch: Architecture) -> list[str]:
+    """What to say where a new run adapts only a part of the modules; refuses words that choose none.
+
+    An earlier run is evaluated and exported whatever its pattern is, as it has the adapters that it has.
+    """
+    if cfg.model.lora_rank == 0:
+        return []
+    pattern, chosen = cfg.model.lora_module_path, adapters_of(cfg, arch)["modules"]
+    given, adapted = f"model.lora_module_path={pattern}", ", ".join(chosen)
+    if strange := strange_words(pattern):
+        raise UserError(
+            f"{given}: no module's name has {' or '.join(strange)} in it.\n"
+            f"The modules are {', '.join(ATTENTION + FEED_FORWARD)}. To adapt {adapted} and no other, give "
+            f"'model.lora_module_path={'|'.join(chosen)}'."
+        )
+    left = [f"not {', '.join(modules)} of {block}" for block, modules in unadapted(chosen).items()]
+    return [f"{given} adapts {adapted}, but {' and '.join(left)}"] if left else []
 
 
 def adapters_of(cfg: Config, arch: Architecture) -> dict[str, Any]:

@@ -70,8 +70,7 @@ def prepare(cfg: Config, shelf: setup.Shelf, notice: Notice, overrides: Sequence
     """Opens what the run needs; whatever the user must mend is found here, before anything is written."""
     started = time.monotonic()
     model = shelf.model(cfg)
-    if cfg.model.lora_rank:
-        setup.adapters_of(cfg, model.arch)
+    unusual = setup.unusual_adapters(cfg, model.arch)
     scorer = Scorer(cfg.reward.functions, cfg.reward.weights)
     task = shelf.task(cfg, model, notice)
     if cfg.training.method == "supervised":
@@ -79,7 +78,8 @@ def prepare(cfg: Config, shelf: setup.Shelf, notice: Notice, overrides: Sequence
         train = with_demonstrations(task.train, model.tokenizer, model.arch, longest, notice)
         task = dataclasses.replace(task, train=train)
     plan = make_plan(cfg, len(task.train))
-    for line in (*too_few(cfg, plan), *too_large(cfg, task.prompt_width), *warnings(cfg, len(task.train))):
+    too_much = too_large(cfg, task.prompt_width)
+    for line in (*unusual, *too_few(cfg, plan), *too_much, *warnings(cfg, len(task.train))):
         notice(f"warning: {line}")
     stream = Stream(task.train, cfg.training.prompts_per_step, plan.batches_per_epoch, cfg.seed)
     sampling = setup.training_sampling(cfg, model.tokenizer)

@@ -121,7 +121,7 @@ def test_all_faults_are_reported_together(faults):
         ("training.train_fraction", 0.0, "must be greater than 0"),
         ("evaluation.sampled", "yes", "must be a valid boolean"),
         ("model.lora_module_path", "(q_proj", "is not a regular expression"),
-        ("model.mesh_shape", [[2], ["fsdp"]], "must be [[f,t],[fsdp,tp]]"),
+        ("model.mesh_shape", [[2], ["rows"]], "must be [[f,t],[fsdp,tp]]"),
         ("model.mesh_shape", [[0, 1], ["fsdp", "tp"]], "must be [[f,t],[fsdp,tp]]"),
         ("model.mesh_shape", [[1, 2], ["tp", "fsdp"]], "must be [[f,t],[fsdp,tp]]"),
         ("model.mesh_shape", [[1, 3], ["fsdp", "tp"]], "tp=3 does not divide num_heads=4 and hidden_dim=256"),

@@ -15,8 +15,24 @@ def test_a_shape_is_read_as_it_is_shown(sizes):
     assert sizes_of([list(sizes), ["fsdp", "tp"]]) == sizes
 
 
+def test_an_axis_that_is_left_out_has_one_device():
+    assert (sizes_of([[4], ["fsdp"]]), sizes_of([[2], ["tp"]])) == ((4, 1), (1, 2))
+
+
 @pytest.mark.parametrize(
-    "shape", [None, 4, [], [[1, 1]], [[1, 1], ["fsdp"]], [[1, 1.5], ["fsdp", "tp"]], [["a", 1], ["fsdp", "tp"]]]
+    "shape",
+    [
+        None,
+        4,
+        [],
+        [[1, 1]],
+        [[], []],
+        [[1, 1], ["fsdp"]],
+        [[1, 1], ["fsdp", "fsdp"]],
+        [[True], ["tp"]],
+        [[1, 1.5], ["fsdp", "tp"]],
+        [["a", 1], ["fsdp", "tp"]],
+    ],
 )
 def test_what_is_no_shape_is_refused(shape):
     with pytest.raises(ValueError, match="as in"):

@@ -20,6 +20,8 @@ from agent_tunix.models.lora import (
     policy,
     select_modules,
     stack,
+    strange_words,
+    unadapted,
 )
 from agent_tunix.models.quantisation import Quantised
 
@@ -145,3 +147,23 @@ def test_a_pattern_chooses_modules(pattern, modules):
 def test_a_pattern_that_fits_nothing_or_part_of_the_layers_is_refused(pattern, fault):
     with pytest.raises(ValueError, match=fault):
         select_modules(pattern, 4)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "strange"),
+    [
+        ("(q|k|v|o|gate|up|down)_proj", []),
+        (r"model\.layers\.[0-9]+\.(self_attn|mlp)\..*_proj$", []),
+        (r"(?i:Q_PROJ)|[qv]_proj|(?P<other>\w+_proj)(?!.*lm_head)", ["Q_PROJ"]),
+        (".*q_einsum|.*kv_einsum|.*gate_proj|.*attn_vec_einsum", ["q_einsum", "kv_einsum", "attn_vec_einsum"]),
+        ("q_proj|lm_head", ["lm_head"]),
+    ],
+)
+def test_words_that_are_in_no_module_name_are_found(pattern, strange):
+    assert strange_words(pattern) == strange
+
+
+def test_what_is_left_out_is_told_by_block():
+    assert unadapted(ATTENTION + FEED_FORWARD) == {}
+    assert unadapted(("q_proj", "v_proj")) == {"self_attn": ["k_proj", "o_proj"], "mlp": list(FEED_FORWARD)}
+    assert unadapted(FEED_FORWARD) == {"self_attn": list(ATTENTION)}
