@@ -194,6 +194,20 @@ def test_the_logarithmic_switch_redraws_the_axis(open_page, browser):
     assert "0.01" in after
 
 
+def test_the_name_of_a_level_lies_under_no_candidate(open_page, browser, write_run, tmp_path):
+    for name, end in enumerate((0.38, 0.42, 0.45, 0.39)):
+        write_run(tmp_path / "sweep" / str(name), accuracies=(0.39, end), optimizer__learning_rate=10 ** (name - 7.0))
+    write_report(tmp_path / "sweep")
+    open_page(tmp_path / "sweep")
+    boxes = """
+      const box = (node) => ["left", "right", "top", "bottom"].map((side) => node.getBoundingClientRect()[side]);
+      const chart = document.querySelector("[data-chart=over-values]");
+      return [box(chart.querySelector(".halo")), [...chart.querySelectorAll(".dot, .bar")].map(box)];"""
+    (left, right, top, bottom), drawn = browser.execute_script(boxes)
+    assert len(drawn) == 8, "a dot and a bar each"
+    assert all(b < left or a > right or d < top or c > bottom for a, b, c, d in drawn)
+
+
 def test_a_long_line_that_scatters_is_drawn_by_its_trend(open_page, browser):
     open_page("long")
     chart = "[data-chart=kl]"

@@ -168,7 +168,7 @@ class ChartView {
     for (const level of levels.filter((one) => !this.log("y") || one.at > 0)) {
       const at = y.at(level.at);
       parts.push(make("line", { class: "level", x1: LEFT, x2: width - RIGHT, y1: at, y2: at }));
-      names.push(make("text", { class: "tick halo", x: width - RIGHT, y: at - 5, "text-anchor": "end" }, level.name));
+      names.push(make("text", { class: "tick halo", ...this.besideLevel(at, level.name) }, level.name));
     }
     for (const mark of marks) {
       const at = x.at(mark.at), left = at > width / 2;
@@ -176,6 +176,33 @@ class ChartView {
       names.push(make("text", { class: "tick halo", x: at + (left ? -5 : 5), y: TOP + 10, "text-anchor": left ? "end" : "start" }, mark.name));
     }
     return [parts, names];
+  }
+
+  // Where the name of a level is written: above its right end; among candidates, nearest to it where it lies under none.
+  besideLevel(at, name) {
+    const { series, width } = this.drawn, wide = CHARACTER * name.length;
+    const ends = [["end", width - RIGHT, width - RIGHT - wide, width], ["start", LEFT, 0, LEFT + wide]];
+    const places = ends.flatMap(([anchor, x, from, to]) => {
+      const [top, bottom] = extent([at, ...series.flatMap((one) => (one.notes.length ? this.reach(one, from, to) : []))]);
+      return [{ x, y: top - 5, "text-anchor": anchor }, { x, y: bottom + 13, "text-anchor": anchor }];
+    });
+    const inside = places.filter((place) => place.y >= TOP + 8 && place.y <= HEIGHT - BOTTOM - 3);
+    return nearest(inside.length ? inside : places, (place) => Math.abs(place.y - at));
+  }
+
+  // The heights at which a row of candidates is drawn between two places: its dots, their bars, and the line through them.
+  reach(series, from, to) {
+    const { x, y } = this.drawn, r = 6, dots = series.points.filter((p) => this.usable(p)), heights = [];
+    for (const p of dots) {
+      const at = x.at(p[0]);
+      if (at >= from - r && at <= to + r) heights.push(y.at(p[1]) - r, y.at(p[1]) + r, ...p.slice(2).map(y.at));
+    }
+    const line = this.through(series).filter((p) => this.usable(p)).map((p) => [x.at(p[0]), y.at(p[1])]);
+    for (let i = 1; i < line.length; i++) {
+      const [[a, left], [b, right]] = [line[i - 1], line[i]], ends = [Math.max(a, from), Math.min(b, to)];
+      if (a < b && ends[0] < ends[1]) heights.push(...ends.map((end) => left + ((end - a) / (b - a)) * (right - left)));
+    }
+    return heights;
   }
 
   line(series) {

@@ -238,4 +238,6 @@ def _items(found: Any) -> list[tuple[str, Any]]:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return value  # as it is: value_text would quote what a command line has to
     return f"{value:g}" if isinstance(value, float) else "-" if value is None else value_text(value)

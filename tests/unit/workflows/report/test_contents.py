@@ -127,6 +127,12 @@ def test_names_are_swept_over_as_well_as_numbers(write_run, tmp_path):
     assert not chart["log_x_switch"]
 
 
+def test_tiles_show_texts_as_they_are_without_the_quotes_of_a_command_line(write_run, tmp_path):
+    run = write_run(tmp_path / "run", model__model_size="270m", data__path="my data.jsonl")
+    tiles = {name: value for name, value, _ in contents(run)["tiles"]}
+    assert (tiles["model"], tiles["data"]) == ("gemma3 270m", "my data.jsonl")
+
+
 def test_only_what_all_candidates_have_stands_above_them(write_run, tmp_path):
     jobs = {f"job{i}": {"data__path": f"{i}.jsonl", "model__model_size": "tiny"} for i in range(2)}
     names = [name for name, _, _ in contents(write_sweep(write_run, tmp_path / "sweep", **jobs))["tiles"]]
