@@ -149,6 +149,17 @@ def write_run(config) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
+def oldest_run() -> Path:
+    """A run that was interrupted after 2 of its 4 updates, as commit 2e29ef9 has left it: old runs stay readable.
+
+    It was made by `agent-tunix train model=gemma3_tiny model.lora_rank=1 model.lora_alpha=512 model.lora_module_path=q_proj
+    training.micro_batch_size=2 training.num_batches=4 training.save_interval_steps=2 training.eval_every_n_steps=2
+    evaluation.num_examples=8 evaluation.sampled=false data.num_examples=64 optimizer.learning_rate=1e-5`.
+    """
+    return REPOSITORY / "tests" / "old_runs" / "2e29ef9"
+
+
+@pytest.fixture(scope="session")
 def goldens() -> Path:
     """Numbers by code we did not write: the committed ones, or fresh ones that `make parity` has just made."""
     return Path(os.environ.get("AGENT_TUNIX_GOLDENS", REPOSITORY / "tests" / "golden"))

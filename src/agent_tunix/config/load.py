@@ -156,6 +156,25 @@ def read_config(path: Path) -> DictConfig:
     return found
 
 
+def read_saved(path: Path, kind: type[BaseModel] = Config) -> DictConfig:
+    """The configuration that a run or a search has written down; keys that came later have the values it was made by."""
+    saved: Any = OmegaConf.to_container(read_config(path))
+    return OmegaConf.create(_completed(saved, kind))
+
+
+def _completed(saved: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
+    """With the schema's defaults of the keys that are lacking, as far as it has any; the rest is for `validate` to judge."""
+    complete = dict(saved)
+    for name, field in kind.model_fields.items():
+        section: Any = field.annotation
+        if isinstance(saved.get(name), Mapping) and isinstance(section, type) and issubclass(section, BaseModel):
+            complete[name] = _completed(saved[name], section)
+        elif name not in saved and not field.is_required():
+            default = field.get_default(call_default_factory=True)
+            complete[name] = default.model_dump(mode="json") if isinstance(default, BaseModel) else default
+    return complete
+
+
 def config_text(config: BaseModel) -> str:
     """As YAML that `read_config` reads, in which `${` stands for itself."""
     return OmegaConf.to_yaml(OmegaConf.create(escaped(config.model_dump(mode="json"))))

@@ -1,4 +1,7 @@
-"""Types, bounds and meaning of every configuration key. Values live in `conf/`, and only there.
+"""Types, bounds and meaning of every configuration key. Values live in `conf/`.
+
+A key that comes when there are runs without it also has a default here: the value by which those runs were made, whatever
+`conf/` gives to new ones. Their configurations are read with it, so they are still evaluated, judged, exported and resumed.
 
 Hard bounds are errors. The faults of a section are found together with those of all other sections; what a key
 means is written once, here, and the documentation's page of keys is generated from it.

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from agent_tunix.config.load import read_config, validate
+from agent_tunix.config.load import read_saved, validate
 from agent_tunix.config.schema import Config, DataSection
 from agent_tunix.engine import processes
 from agent_tunix.errors import UserError
@@ -104,7 +104,7 @@ def _trained_on_before(cfg: Config) -> set[str]:
     found = set[str]()
     with contextlib.suppress(UserError):
         while folder := cfg.training.init_from:
-            cfg = validate(read_config(Path(folder) / "config.yaml"), Config)
+            cfg = validate(read_saved(Path(folder) / "config.yaml"), Config)
             found |= _trained_on(cfg)
     return found
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agent_tunix.config.continuation import no_run
-from agent_tunix.config.load import read_config, validate
+from agent_tunix.config.load import read_saved, validate
 from agent_tunix.config.mesh_shape import sizes_of
 from agent_tunix.config.schema import Config, ModelSection
 from agent_tunix.engine import device, executables
@@ -97,7 +97,7 @@ def saved_config(folder: str, key: str) -> Config:
         raise no_run(folder, key)
     if (path.parent / "lr_find.json").exists():
         raise UserError(f"{key}={folder} is a ramp of lr-find, which keeps no model; give the folder of a run.")
-    return validate(read_config(path), Config, str(path))
+    return validate(read_saved(path), Config, str(path))
 
 
 def refuse_others(folder: Path, kept: str = "") -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from rich.console import Console
 
 from agent_tunix.config.continuation import saved_steps
-from agent_tunix.config.load import read_config, validate
+from agent_tunix.config.load import read_saved, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine import ahead
 from agent_tunix.engine.guard import Interruption
@@ -251,7 +251,7 @@ def _unfinished(job: Job) -> bool:
     """Whether a job is still to be run or continued; refuses the folder of another run."""
     if not (file := job.folder / "config.yaml").exists():
         return True
-    if validate(read_config(file), Config, str(file)) != job.cfg:
+    if validate(read_saved(file), Config, str(file)) != job.cfg:
         raise UserError(f"{job.folder} holds another run; choose another folder, as in hydra.sweep.dir=multirun/new.")
     found = results(job.folder)
     rested = found["status"] == "paused" and job.rests(found["steps"])

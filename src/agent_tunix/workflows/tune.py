@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from agent_tunix.config.load import config_text, read_config, validate
+from agent_tunix.config.load import config_text, read_saved, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.config.tuning import TuneConfig
 from agent_tunix.engine.guard import Interruption
@@ -72,7 +72,7 @@ def check(cfg: TuneConfig, folder: Path) -> Record:
     if not (folder / "tune.yaml").exists():
         return {}
     try:
-        saved = leaves(validate(read_config(folder / "tune.yaml"), TuneConfig).model_dump(mode="json"))
+        saved = leaves(validate(read_saved(folder / "tune.yaml", TuneConfig), TuneConfig).model_dump(mode="json"))
     except UserError as fault:
         raise UserError(
             f"{folder / 'tune.yaml'} is not the whole configuration of a search. Choose another folder."

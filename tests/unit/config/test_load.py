@@ -5,6 +5,7 @@ import itertools
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from pydantic import Field
 
 from agent_tunix.config.load import (
     config_folder,
@@ -13,11 +14,13 @@ from agent_tunix.config.load import (
     hydra_arguments,
     keys,
     read_config,
+    read_saved,
     search_path,
     validate,
     validate_all,
 )
-from agent_tunix.config.schema import Config, EvaluateConfig
+from agent_tunix.config.schema import Config, EvaluateConfig, GrpoSection
+from agent_tunix.config.section import Section
 from agent_tunix.errors import UserError
 
 
@@ -208,6 +211,28 @@ def test_a_file_that_is_missing_or_no_yaml_is_named(tmp_path):
     (tmp_path / "list.yaml").write_text("[1, 2]")
     with pytest.raises(UserError, match=r"list\.yaml cannot be read: it holds a list"):
         read_config(tmp_path / "list.yaml")
+
+
+def test_a_saved_configuration_gets_the_keys_that_came_later(composed, tmp_path):
+    """In a section that it has, and as a section of its own; what has no default stays a fault, which names it."""
+
+    class Later(Section):
+        name: str = Field(default="as before", description="Came later.")
+
+    class Grpo(GrpoSection):
+        objective: str = Field(default="grpo", description="Came later.")
+
+    class Whole(Config):
+        grpo: Grpo
+        later: Later = Field(default=Later())
+
+    OmegaConf.save(OmegaConf.create(composed | {"seed": 7}), tmp_path / "config.yaml")
+    saved = read_saved(tmp_path / "config.yaml", Whole)
+    assert (saved.seed, saved.grpo.objective, saved.grpo.beta, saved.later) == (7, "grpo", 0.02, {"name": "as before"})
+    assert validate(saved, Whole).later.name == "as before"
+    OmegaConf.save(OmegaConf.create(composed | {"grpo": {"beta": 0.1}}), tmp_path / "config.yaml")
+    with pytest.raises(UserError, match=r"grpo\.epsilon: missing"):
+        validate(read_saved(tmp_path / "config.yaml", Whole), Whole)
 
 
 def test_keys_are_those_of_the_shipped_files(composed):
