@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,9 +14,11 @@ from hydra.core.hydra_config import HydraConfig
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.metrics import read_records
 from agent_tunix.engine.update import init_state
+from agent_tunix.tasks import arithmetic
 from agent_tunix.tasks.datasets import Example
 from agent_tunix.workflows import setup
 from agent_tunix.workflows.evaluate import grade
+from agent_tunix.workflows.report.contents import contents
 
 LONG_RUNS = True
 SMALL = ["evaluation.num_examples=8"]
@@ -136,7 +139,7 @@ def test_what_only_training_knows_is_refused(command, asked):
     assert f"{asked} has no meaning here" in outcome.err
 
 
-@pytest.mark.parametrize("asked", [["data.path=elsewhere.jsonl"], ["model=gemma3_1b"], ["+experiment=quick_test"]])
+@pytest.mark.parametrize("asked", [["model=gemma3_1b"], ["+experiment=quick_test"], ["generation.temperature=1.0"]])
 def test_what_a_run_has_its_own_of_is_refused(command, asked):
     outcome = command("evaluate", "run=somewhere", *asked)
     assert outcome.code == 2
@@ -162,6 +165,54 @@ def test_what_the_test_split_needs_can_be_asked_for(command, trained, tmp_path):
     asked = ["data.on_bad_row=skip", "generation.max_prompt_length=64"]
     assert command("evaluate", f"run={trained}", *GREEDY, *asked).code == 0
     assert read_records(tmp_path / trained / "evals.jsonl")[-1]["n"] == 1
+
+
+def write_problems(path, split):
+    """As many as the run's own evaluation asks at once, so that its programs serve."""
+    problems = arithmetic.generate(8, seed=42, split=split)
+    rows = [{"question": problem.question, "answer": str(problem.answer)} for problem in problems]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_another_set_is_named_in_the_record_and_counts_in_no_verdict(command, trained, tmp_path):
+    """All of a file is asked, as none of it is the run's own; what the run was trained on is told."""
+    run = tmp_path / trained
+    before = contents(run)
+    for name, split in (("other", "test"), ("seen", "train")):
+        write_problems(tmp_path / f"{name}.jsonl", split)
+        outcome = command("evaluate", f"run={trained}", *GREEDY, "data=jsonl", f"data.path={name}.jsonl")
+        assert outcome.code == 0, outcome.err
+        assert f"warning: {name}.jsonl is not the run's own set, arithmetic" in outcome.out
+        assert ("of 8 questions are among those that the run was trained on" in outcome.out) is (name == "seen")
+        record = read_records(run / "evals.jsonl")[-1]
+        assert (record["set"], record["split"], record["step"], record["n"]) == (f"{name}.jsonl", "test", 2, 8)
+        assert record.keys() >= {"accuracy", "partial_accuracy", "format_accuracy", "lenient_accuracy"}
+    assert contents(run) == before
+    assert b"test/other.jsonl/accuracy" in b"".join(path.read_bytes() for path in (run / "tensorboard").iterdir())
+
+
+def test_the_runs_own_set_by_its_name_is_its_own(command, trained, tmp_path):
+    outcome = command("evaluate", f"run={trained}", *GREEDY, "data=arithmetic")
+    assert outcome.code == 0, outcome.err
+    assert "warning" not in outcome.out
+    assert "set" not in read_records(tmp_path / trained / "evals.jsonl")[-1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["data.path=other.jsonl"], "would not be read, as data=arithmetic is generated; data=jsonl reads"),
+        (["data=jsonl", "data.path=gone.jsonl"], "data.path=gone.jsonl: there is no such file"),
+        (["data=jsonl", "data.path=empty.jsonl"], "data.path=empty.jsonl has no row to test with."),
+        (["data.num_examples=3"], "evaluation.num_examples counts what is evaluated"),
+        (["data.system_prompt=So"], "data.system_prompt=So: a run is asked as it was trained"),
+    ],
+)
+def test_a_set_that_cannot_be_evaluated_is_refused(command, trained, tmp_path, asked, said):
+    (tmp_path / "empty.jsonl").touch()
+    outcome = command("evaluate", f"run={trained}", *GREEDY, *asked)
+    assert (outcome.code, said in outcome.err) == (2, True), outcome.err
+    assert "This is what" not in outcome.err, "config.yaml names another"
 
 
 def test_a_run_whose_weights_or_data_have_moved_says_where_to_write_the_new_place(command, write_run, tmp_path):

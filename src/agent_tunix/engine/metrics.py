@@ -41,7 +41,8 @@ class RunFolder:
 
     def evaluation(self, record: Record) -> None:
         self._append("evals.jsonl", [record])
-        self._curves(record, prefix=f"{record['split']}/")
+        of_set = f"{record['set']}/" if "set" in record else ""  # not the run's own: it has curves of its own
+        self._curves(record, prefix=f"{record['split']}/{of_set}")
 
     def samples(self, records: Iterable[Record]) -> None:
         self._append("samples.jsonl", records)

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agent_tunix.config.continuation import made_of
+from agent_tunix.config.load import validate
 from agent_tunix.config.schema import Config, EvaluateConfig
 from agent_tunix.engine import processes
 from agent_tunix.engine.metrics import Record, run_folder
@@ -37,10 +38,14 @@ from agent_tunix.tasks import answers, rewards
 from agent_tunix.tasks.datasets import Example, batches
 from agent_tunix.workflows import setup
 from agent_tunix.workflows.display import say
-from agent_tunix.workflows.examples import load_examples, prompt_width, warn_of_trained_on
+from agent_tunix.workflows.examples import load_examples, prompt_width, same_set, set_name, warn_of_trained_on
 
-ASKED = ("run", "step", "inference_config", "num_passes", "evaluation", "seed")  # what can be chosen for a run
-READING = ("data.on_bad_row", "generation.max_prompt_length")  # and for its test split, which training did not read
+ASKED = ("run", "step", "inference_config", "num_passes", "evaluation", "seed", "data")  # what can be chosen for a run
+LENGTH = "generation.max_prompt_length"  # and for its problems, which training did not read
+NOT_OF_SET = {
+    "data.num_examples": "counts what is trained on; evaluation.num_examples counts what is evaluated",
+    "data.system_prompt": "a run is asked as it was trained, also on another set",
+}
 
 
 def complete(
@@ -131,14 +136,20 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     """`evaluate.py`: a run's checkpoint, or what a run of this configuration would begin with, on the test split."""
     _check_asked(cfg, overrides)
     setup.start_device()
-    trained = cfg if cfg.run is None else _read_as_asked(setup.saved_config(cfg.run, "run"), cfg, overrides)
+    trained = cfg if cfg.run is None else setup.saved_config(cfg.run, "run")
+    read = cfg if cfg.run is None else _read_as_asked(trained, cfg, overrides)
+    other = None if same_set(read.data, trained.data) else set_name(read.data)
     if cfg.run and not os.access(cfg.run, os.W_OK):  # refused before anything is computed
         raise UserError(f"run={cfg.run}: the results are written there, but it is read-only; evaluate a copy of it.")
     with made_of(cfg.run):
         model = setup.load_model(cfg) if cfg.run is None else setup.load_trained_model(trained, console.print)
-        examples = load_examples(trained, "test", cfg.evaluation.num_examples, model.tokenizer, console.print)
-        if cfg.run is not None:
-            warn_of_trained_on(trained, examples, console.print)
+    with made_of(None if other else cfg.run):
+        examples = load_examples(read, "test", cfg.evaluation.num_examples, model.tokenizer, console.print)
+    if other:
+        own = set_name(trained.data)
+        say(console, f"warning: {other} is not the run's own set, {own}; its record names it and is in none of its curves.")
+    if cfg.run is not None:
+        warn_of_trained_on(trained, examples, console.print)
     trainable, step = _trainable(cfg, trained, model)
     setup.refuse_unknown_tokens([example.prompt_ids for example in examples], model.arch)
     way = cfg.inference_config
@@ -156,7 +167,8 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     width = prompt_width(examples)
     temperature = way.temperature or 1.0
     completions = alone(complete(model, trainable, examples, width, cfg.evaluation.batch_size, sampling, temperature, key))
-    record = {"step": step, "split": "test", **grade(examples, completions), "num_passes": passes}
+    named = {"set": other} if other else {}
+    record = {"step": step, "split": "test", **named, **grade(examples, completions), "num_passes": passes}
     record |= {f"inference/{k}": v for k, v in cfg.inference_config.model_dump().items()}
     say(console, _title(record, cfg, trained))
     console.print(_table(record))
@@ -176,11 +188,13 @@ def _check_asked(cfg: EvaluateConfig, overrides: Sequence[str]) -> None:
         raise UserError(f"step={cfg.step}: the base model has no steps; give the folder of a run, as in run=runs/<time>.")
     for override in overrides if cfg.run else ():
         name = re.split(r"[.=@]", override.lstrip("+~"), maxsplit=1)[0]
-        if name not in ASKED and _key(override) not in READING:
-            given = ", ".join((*ASKED, *READING))
+        if name not in ASKED and _key(override) != LENGTH:
+            given = ", ".join((*ASKED, LENGTH))
             raise UserError(
                 f"{override.removeprefix('++')}: a run is evaluated as it was trained; only {given} can be given."
             )
+        if _key(override) in NOT_OF_SET:
+            raise UserError(f"{override.removeprefix('++')}: {NOT_OF_SET[_key(override)]}.")
 
 
 def _key(override: str) -> str:
@@ -188,11 +202,20 @@ def _key(override: str) -> str:
 
 
 def _read_as_asked(trained: Config, cfg: EvaluateConfig, overrides: Sequence[str]) -> Config:
-    """A run's configuration, with what was asked for the reading of its test split."""
-    for section, key in (_key(override).split(".") for override in overrides if _key(override) in READING):
-        own, asked = getattr(trained, section), getattr(getattr(cfg, section), key)
-        trained = trained.model_copy(update={section: own.model_copy(update={key: asked})})
-    return trained
+    """A run's configuration, with what was asked for the reading of problems: another group of data, single keys of it, or
+    how long prompts may be. None of another set was trained on, so where it has no test split all of it is one.
+    """
+    asked = {_key(override) for override in overrides}
+    whole = trained.model_dump()
+    for key, value in cfg.data.model_dump().items():
+        if ("data" in asked or f"data.{key}" in asked) and f"data.{key}" not in NOT_OF_SET:
+            whole["data"][key] = value
+    if LENGTH in asked:
+        whole["generation"]["max_prompt_length"] = cfg.generation.max_prompt_length
+    read = validate(whole, Config, f"{cfg.run}/config.yaml and the command line")
+    if same_set(read.data, trained.data):
+        return read
+    return read.model_copy(update={"training": read.training.model_copy(update={"train_fraction": 0.0})})
 
 
 def _trainable(cfg: EvaluateConfig, trained: Config, model: setup.Model) -> tuple[Trainable | None, int]:
@@ -207,7 +230,8 @@ def _title(record: Record, cfg: EvaluateConfig, trained: Config) -> str:
     begun = f", with training.init_from={cfg.training.init_from}" if cfg.training.init_from else ""
     what = f"{cfg.run}, step {record['step']}" if cfg.run else f"base model {trained.model.model_size}{begun}"
     passes, temperature = record["num_passes"], cfg.inference_config.temperature
-    return f"{what}: {record['n']} problems, {passes} pass(es), temperature {temperature:g}"
+    of = f" of {record['set']}" if "set" in record else ""
+    return f"{what}: {record['n']} problems{of}, {passes} pass(es), temperature {temperature:g}"
 
 
 def _table(record: Record) -> Table:

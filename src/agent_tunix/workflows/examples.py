@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -85,27 +86,49 @@ def load_examples(cfg: Config, split: str, limit: int | None, tokenizer: Tokeniz
     return _examples(cfg, split, rows, tokenizer, notice)
 
 
+def same_set(one: DataSection, other: DataSection) -> bool:
+    """Whether two sections name the same problems."""
+
+    def problems(data: DataSection) -> dict[str, object]:
+        place = data.path and os.path.realpath(os.path.expanduser(data.path))
+        return data.model_dump(exclude={"num_examples", "on_bad_row", "system_prompt"}) | {"path": place}
+
+    return problems(one) == problems(other)
+
+
+def set_name(data: DataSection) -> str:
+    """What a set of problems is called in records and messages."""
+    if data.path is None:
+        return data.source
+    of_hub = data.subset and not os.path.exists(os.path.expanduser(data.path))
+    return f"{data.path} ({data.subset})" if of_hub else data.path
+
+
 def warn_of_trained_on(cfg: Config, examples: Sequence[Example], notice: Notice) -> None:
-    trained_on = _trained_on(cfg) | _trained_on_before(cfg)
+    """Warns of problems that a run, or one that it started from, was trained on; or that this cannot be found out."""
+    try:
+        trained_on = _trained_on(cfg)
+    except UserError as fault:
+        why = str(fault).splitlines()[0]
+        notice(f"warning: what the run was trained on cannot be read here, so some of this may be among it ({why})")
+        return
+    trained_on |= _trained_on_before(cfg)
     if again := sum(example.question in trained_on for example in examples):
         notice(f"warning: {again} of {len(examples)} questions are among those that the run was trained on.")
 
 
 def _trained_on(cfg: Config) -> set[str]:
-    """Generated problems of two splits are never the same; those of two files may be, if the train split is still there."""
-    if cfg.data.source != "arithmetic":
-        with contextlib.suppress(UserError):
-            return {row.question for row in load_rows(cfg, "train", cfg.data.num_examples, lambda text: None)}
-    return set()
+    return {row.question for row in load_rows(cfg, "train", cfg.data.num_examples, lambda text: None)}
 
 
 def _trained_on_before(cfg: Config) -> set[str]:
-    """What the runs were trained on from which this one started."""
+    """What the runs were trained on from which this one started, as far as it is still there."""
     found = set[str]()
     with contextlib.suppress(UserError):
         while folder := cfg.training.init_from:
             cfg = validate(read_saved(Path(folder) / "config.yaml"), Config)
-            found |= _trained_on(cfg)
+            with contextlib.suppress(UserError):
+                found |= _trained_on(cfg)
     return found
 
 
@@ -132,6 +155,8 @@ def load_rows(cfg: Config, split: str, limit: int | None, notice: Notice) -> lis
             f"The train split of {_place(cfg.data)} has no example: give more data, or raise "
             f"training.train_fraction={fraction:g}."
         )
+    if not rows and not fraction:
+        raise UserError(f"{_place(cfg.data)} has no row to test with.")
     if not rows:
         raise UserError(
             f"training.train_fraction={fraction:g} leaves no example of {cfg.data.path} to validate with; "
