@@ -121,9 +121,11 @@ class NoteFolders(Callback):
             if folder.is_dir():
                 from agent_tunix.cli import answering
                 from agent_tunix.workflows.setup import refuse_others
+                from agent_tunix.workflows.sweep_folder import read_index
 
                 with answering():  # Hydra would only warn of a fault
                     refuse_others(folder, "sweep.json")
+                    read_index(folder)
 
 
 class CloseSweep(Callback):

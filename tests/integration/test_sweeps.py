@@ -130,6 +130,13 @@ def test_a_sweep_started_again_in_its_folder_runs_what_is_missing(command, tmp_p
     outcome = command(*sweep_of_two, "seed=1")
     assert outcome.code == 2
     assert "holds another run" in outcome.err
+    (tmp_path / "sweep" / "sweep.json").write_text('{"mode": "fus')
+    of_another_launcher = [word for word in sweep_of_two if "fuse" not in word] + ["hydra/launcher=basic"]
+    for asked in (sweep_of_two, of_another_launcher):
+        outcome = command(*asked)
+        assert outcome.code == 2
+        assert "sweep/sweep.json cannot be read" in outcome.err
+        assert (tmp_path / "sweep" / "sweep.json").read_text() == '{"mode": "fus', "left as it is"
 
 
 def test_an_interrupted_sweep_says_how_to_go_on(tmp_path, monkeypatch):
@@ -145,7 +152,7 @@ def test_an_interrupted_sweep_says_how_to_go_on(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("fuse", [pytest.param("never", marks=pytest.mark.parity), "always"])
-def test_a_job_that_rests_goes_on_as_if_it_had_not(tmp_path, fuse):
+def test_a_job_that_rests_goes_on_as_if_it_had_not(tmp_path, monkeypatch, fuse):
     """What a search compares at a rung is the beginning of the same run."""
     console, three = Console(quiet=True), jobs(JOBS[0], ["optimizer.learning_rate=2e-5"], ["optimizer.learning_rate=3e-5"])
     straight, resting = ([dataclasses.replace(job, folder=tmp_path / name / job.folder) for job in three] for name in "ab")
@@ -164,6 +171,26 @@ def test_a_job_that_rests_goes_on_as_if_it_had_not(tmp_path, fuse):
         assert numbers(one.folder / "metrics.jsonl") == numbers(other.folder / "metrics.jsonl")
         (_, end), (_, rest, again) = (numbers(job.folder / "evals.jsonl") for job in (one, other))
         assert (rest["step"], again) == (2, end)
+    if fuse == "always":
+        goes_on_by_the_program_that_it_began_with(tmp_path, straight, console, monkeypatch)
+
+
+def goes_on_by_the_program_that_it_began_with(tmp_path, jobs, console, monkeypatch) -> None:
+    """To the bit: it is not measured again, and two jobs that are left have the places that they had among three."""
+    monkeypatch.setattr(sweep, "cost_of_many", lambda r, members: pytest.fail("measured again"))
+    shutil.copytree(tmp_path / "a", tmp_path / "c")
+    left = [dataclasses.replace(job, folder=tmp_path / "c" / job.folder.name) for job in jobs]
+    for job in left[1:]:  # as a kill after the checkpoint of step 2 leaves them
+        (job.folder / "summary.json").unlink()
+        shutil.rmtree(job.folder / "checkpoints" / "4")
+    results = sweep.run(left, tmp_path / "c", console)
+    assert [result["status"] for result in results] == ["completed"] * 3
+    assert index(tmp_path / "c")["groups"] == index(tmp_path / "a")["groups"]
+    for job in jobs:
+        for name in ("metrics.jsonl", "evals.jsonl"):
+            assert numbers(job.folder / name) == numbers(tmp_path / "c" / job.folder.name / name)
+        ours, theirs = (jax.tree.leaves(learnt(tmp_path / sweep / job.folder.name)) for sweep in "ac")
+        assert all(map(np.array_equal, ours, theirs))
 
 
 def test_the_basic_launcher_leaves_the_same_sweep_folder(command, tmp_path):
@@ -234,28 +261,28 @@ def test_jobs_are_grouped_by_the_program_they_need():
             ["seed=3"],
         )
     )
-    assert [[int(job.folder.name) for job in group] for group in found] == [[0, 1, 3, 8], [2], [4], [5], [6], [7]]
+    assert [[int(job.folder.name) for job in group] for group, _ in found] == [[0, 1, 3, 8], [2], [4], [5], [6], [7]]
 
 
 def test_a_group_is_cut_to_what_memory_holds(monkeypatch):
     group, said = jobs(*([f"seed={seed}"] for seed in range(4))), []
     runs = [train.prepare(job.cfg, setup.Shelf(), print) for job in group]
-    planned = dry_run.shapes(runs[0].cfg, runs[0].task.prompt_width)
+    planned = dry_run.shapes(runs[0].cfg, max(run.task.prompt_width for run in runs))
     monkeypatch.setattr(sweep, "cost_of_many", lambda r, members: 1.0)
     for members, sizes in ((4, [4]), (3, [2, 2]), (2, [2, 2]), (1, [1, 1, 1, 1])):
         needed = memory.peak_of_several(planned, members)
         monkeypatch.setattr(sweep, "card", lambda needed=needed: ("a card", 1.001 * needed / dry_run.USABLE))
-        found = sweep.parts(group, runs, said.append, "always")
-        assert [len(part) for _, part in found] == sizes
+        found = sweep.decide(group, runs, said.append, "always")
+        assert [len(part) for part in found.parts()] == sizes
     assert len(said) == 4
 
 
 def test_whether_to_fuse_is_decided_by_what_the_device_takes(monkeypatch):
     group = jobs(["seed=1"], ["seed=2"], ["seed=3"], ["seed=4"])
     runs = [train.prepare(job.cfg, setup.Shelf(), print) for job in group]
-    for ratio, mode in ((1.3, "fused"), (3.9, "one after another")):
+    for ratio, at_once in ((1.3, 4), (3.9, 1)):
         monkeypatch.setattr(sweep, "cost_of_many", lambda r, members, ratio=ratio: ratio)
         said: list[str] = []
-        found = sweep.parts(group, runs, said.append)
-        assert {how for how, _ in found} == {mode}
+        found = sweep.decide(group, runs, said.append)
+        assert (found.jobs, found.at_once) == (("0", "1", "2", "3"), at_once)
         assert f"{ratio} times" in said[0]

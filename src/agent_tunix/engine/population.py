@@ -231,12 +231,13 @@ def alone(run: Conversation[Result]) -> Result:
         return end.value
 
 
-def together(runs: Sequence[Conversation[Result]]) -> list[Result | DivergenceError]:
+def together(runs: Sequence[Conversation[Result]], size: int | None = None) -> list[Result | DivergenceError]:
     """Answers several runs until all have ended; of one that diverged, its error. Any other error ends them all.
 
     A kind that few runs wait for, or that is seldom asked for, is answered first: so runs that fell out of step, after a
     rollback say, go on until they fall in with the others. `Ready` comes before more work for the device.
     The programs keep their size to the end: the place of a run that does not ask is filled by a copy, its answer ignored.
+    They are larger than the runs are many where some ended before the others go on; `size` then says how many there were.
     """
     results: list[Any] = [None] * len(runs)
     waiting: dict[int, Request] = {}
@@ -261,7 +262,7 @@ def together(runs: Sequence[Conversation[Result]]) -> list[Result | DivergenceEr
             answered[kind] += 1
             chosen = [index for index, request in waiting.items() if request.kind == kind]
             requests: list[Any] = [waiting.pop(index) for index in chosen]
-            fillers = [requests[0]] * (len(runs) - len(requests))
+            fillers = [requests[0]] * ((size or len(runs)) - len(requests))
             try:
                 answers = requests[0].answer(requests + fillers)
             except BaseException as fault:

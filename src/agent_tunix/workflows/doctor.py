@@ -19,7 +19,7 @@ from agent_tunix.workflows.diagnosis.remedies import OwnOverrides
 from agent_tunix.workflows.diagnosis.repeats import numbered
 from agent_tunix.workflows.diagnosis.sweep import SweepReport, examine_sweep
 from agent_tunix.workflows.display import counted, say
-from agent_tunix.workflows.sweep_folder import job_folders, overrides_of, read_index
+from agent_tunix.workflows.sweep_folder import job_folders, listed_jobs, overrides_of
 
 USAGE = "usage: agent-tunix doctor <run or sweep folder> [--json]"
 VERDICTS = {
@@ -76,7 +76,7 @@ def read(folder: Path) -> RunRecords:
 def read_jobs(folder: Path) -> tuple[dict[str, RunRecords], dict[str, list[str]]]:
     """The records of a sweep's jobs, and the overrides of those without: not begun, or with a configuration cut short."""
     begun = job_folders(folder)
-    given = {job.name: list[str]() for job in begun} | {job["job"]: overrides_of(job) for job in read_index(folder)["jobs"]}
+    given = {job.name: list[str]() for job in begun} | {job["job"]: overrides_of(job) for job in listed_jobs(folder)}
     runs = {}
     for job in begun:
         with contextlib.suppress(UserError):

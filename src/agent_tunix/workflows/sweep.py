@@ -3,8 +3,8 @@
 Jobs that differ only in numbers the compiled programs take as inputs can be trained together: K adapters over one base.
 On a device that waits for its launches (a GPU at small batches) that costs little more than one run; on one that is busy
 already (a CPU) it saves nothing, and the jobs run one after another, sharing weights, data and compiled programs.
-Which it is, is measured. Each job's folder holds what it would hold had it run alone; a sweep that was killed goes on
-when it is started again in the same folder.
+Which it is, is measured once, and written down: a sweep that was killed goes on when it is started again in the same
+folder, by the programs that it began with. Each job's folder holds what it would hold had it run alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from agent_tunix.workflows.dry_run import USABLE, card, shapes
 from agent_tunix.workflows.examples import Notice
 from agent_tunix.workflows.gather import Run, foreseen
 from agent_tunix.workflows.report.page import report_on
-from agent_tunix.workflows.sweep_folder import APART, job_folders, labels, read_index, results, write_index
+from agent_tunix.workflows.sweep_folder import APART, Group, groups_of, job_folders, labels, read_index, results, write_index
 from agent_tunix.workflows.train import Outcome, prepare, training
 
 INPUTS = (  # numbers that the compiled programs take as inputs, or that only the host reads
@@ -96,23 +96,30 @@ def train_all(
     if not all(job.folder.name.isdecimal() and job.folder.parent == folder for job in jobs):
         raise UserError("hydra.sweep.subdir must stay the job's number; hydra.sweep.dir=<folder> says where the sweep goes.")
     folder.mkdir(parents=True, exist_ok=True)
-    modes = set(str(read_index(folder)["mode"]).split(", ")) - {APART}  # of what is going on here
+    index = read_index(folder)
+    modes, decided = set(index["mode"].split(", ")) - {APART}, groups_of(index)  # of what is going on here
     overrides = {job.folder.name: job.overrides for job in jobs}
     unfinished = {job.folder: _unfinished(job) for job in jobs}
-    grouped = groups(job for job in _labelled(jobs) if unfinished[job.folder])
+    grouped = groups((job for job in _labelled(jobs) if unfinished[job.folder]), decided)
     for job in jobs:
         if not unfinished[job.folder] and _lacks_report(job.folder):
             report_on(job.folder, console.print)
     try:
         with Bars(console, several=True) as bars:
             # All of them first: what the user must mend in any is found before one is trained.
-            runs = {job.folder: _prepared(job, shelf, bars) for group in grouped for job in group}
-            for group in grouped:
-                for mode, part in parts(group, [runs[job.folder] for job in group], bars.notice, fuse):
-                    if not interruption.requested:
-                        modes |= {mode}
-                        write_index(folder, overrides, ", ".join(sorted(modes)), {job.folder.name for job in part})
-                        _train(part, [runs.pop(job.folder) for job in part], bars, interruption)
+            runs = {job.folder: _prepared(job, shelf, bars) for group, _ in grouped for job in group}
+            for group, earlier in grouped:
+                if interruption.requested:
+                    break
+                kept = decide(group, [runs[job.folder] for job in group], bars.notice, fuse, earlier)
+                decided += [] if kept == earlier else [kept]
+                modes |= {"fused" if kept.at_once > 1 else "one after another"}
+                for part in kept.parts():
+                    left = [job for job in group if job.folder.name in part]
+                    if left and not interruption.requested:
+                        running = {job.folder.name for job in left}
+                        write_index(folder, overrides, ", ".join(sorted(modes)), running, decided)
+                        _train(left, [runs.pop(job.folder) for job in left], kept, len(part), bars, interruption)
     finally:
         if modes:
             write_index(folder, overrides)
@@ -124,12 +131,13 @@ def _labelled(jobs: Sequence[Job]) -> list[Job]:
     return [dataclasses.replace(job, label=label or job.folder.name) for job, label in zip(jobs, found, strict=True)]
 
 
-def groups(jobs: Iterable[Job]) -> list[list[Job]]:
-    """Jobs that one program can train, together; in the order of their first."""
-    found: dict[str, list[Job]] = {}
+def groups(jobs: Iterable[Job], decided: Sequence[Group] = ()) -> list[tuple[list[Job], Group | None]]:
+    """Jobs that one program can train, in the order of their first, with what was decided when they began; else None."""
+    found: dict[tuple[str, Group | None], list[Job]] = {}
     for job in jobs:
-        found.setdefault(_program(job.cfg), []).append(job)
-    return list(found.values())
+        latest = (group for group in reversed(decided) if job.folder.name in group.jobs and group.until == job.stop_after)
+        found.setdefault((_program(job.cfg), next(latest, None)), []).append(job)
+    return [(alike, earlier) for (_, earlier), alike in found.items()]
 
 
 def _program(cfg: Config) -> str:
@@ -147,27 +155,50 @@ def _program(cfg: Config) -> str:
     return json.dumps(tree)
 
 
-def parts(group: Sequence[Job], runs: Sequence[Run], notice: Notice, fuse: Fuse = "auto") -> list[tuple[str, Sequence[Job]]]:
-    """A group cut into what is trained at once, and how: all that memory holds where that pays, else one by one."""
-    size = _fused_size(runs, notice, fuse) if len(group) > 1 and fuse != "never" else 1
-    mode = "fused" if size > 1 else "one after another"
-    return [(mode, group[start : start + size]) for start in range(0, len(group), size)]
+def decide(
+    group: Sequence[Job], runs: Sequence[Run], notice: Notice, fuse: Fuse = "auto", earlier: Group | None = None
+) -> Group:
+    """How jobs are trained that one program can train: all at once that memory holds where that pays, else one by one.
+
+    What was decided `earlier` of them, and of some that have ended since, stays, unless the user asks for something else or
+    this device cannot hold it.
+    """
+    count = len(group)
+    if earlier is not None and fuse in ("auto", "always" if earlier.at_once > 1 else "never"):
+        if earlier.at_once <= _most_that_fit(runs[0], earlier.at_once, earlier.prompt_width):
+            if count > 1:
+                how = f"by a program of {earlier.at_once}" if earlier.at_once > 1 else "one after another"
+                notice(f"{count} jobs go on {how}, as they began.")
+            return earlier
+        notice(f"{count} jobs began with {earlier.at_once} in one program, which memory does not hold here.")
+    elif earlier is not None:
+        began = f"with {earlier.at_once} in one program" if earlier.at_once > 1 else "one after another"
+        notice(f"{count} jobs began {began}, and fuse={fuse} changes that: last digits will be others.")
+    size = _fused_size(runs, notice, fuse) if count > 1 and fuse != "never" else 1
+    return Group(tuple(job.folder.name for job in group), group[0].stop_after, size, _width(runs))
 
 
-def _train(jobs: Sequence[Job], runs: Sequence[Run], bars: Bars, interruption: Interruption) -> None:
-    """Trains jobs at once; one that diverges does not end the others."""
+def _train(
+    jobs: Sequence[Job], runs: Sequence[Run], group: Group, size: int, bars: Bars, interruption: Interruption
+) -> None:
+    """Trains jobs by a program for so many at once; one that diverges does not end the others."""
     conversations = [
         training(r, job.folder, bars.display(job.label, r.plan.total_steps), interruption, Pause(job.rests))
-        for r, job in zip(_begun_together(runs), jobs, strict=True)
+        for r, job in zip(_begun(runs, group.prompt_width if size > 1 else 0), jobs, strict=True)
     ]
-    for job, outcome in zip(jobs, _answered(conversations), strict=True):
+    for job, outcome in zip(jobs, _answered(conversations, size), strict=True):
         if isinstance(outcome, DivergenceError):
             bars.labelled(job.label)(str(outcome))
 
 
-def _begun_together(runs: Sequence[Run]) -> list[Run]:
-    """The runs as of now, with prompts of one width: other seeds have other prompts."""
-    width, now = max(r.task.prompt_width for r in runs), time.monotonic()
+def _width(runs: Sequence[Run]) -> int:
+    """That of prompts that one program reads: other seeds have other prompts."""
+    return max(r.task.prompt_width for r in runs)
+
+
+def _begun(runs: Sequence[Run], width: int) -> list[Run]:
+    """The runs as of now, with prompts of one width, if that is given."""
+    width, now = max(width, _width(runs)), time.monotonic()
     return [dataclasses.replace(r, task=dataclasses.replace(r.task, prompt_width=width), started=now) for r in runs]
 
 
@@ -177,9 +208,9 @@ def _prepared(job: Job, shelf: setup.Shelf, bars: Bars) -> Run:
     return prepare(job.cfg, shelf, (lambda text: None) if silent else bars.labelled(job.label), job.overrides)
 
 
-def _answered(conversations: list[Any]) -> list[Outcome | DivergenceError]:
-    if len(conversations) > 1:
-        return together(conversations)
+def _answered(conversations: list[Any], size: int) -> list[Outcome | DivergenceError]:
+    if size > 1:
+        return together(conversations, size)
     try:
         return [alone(conversations[0])]
     except DivergenceError as fault:  # one bad candidate does not end a sweep
@@ -189,13 +220,13 @@ def _answered(conversations: list[Any]) -> list[Outcome | DivergenceError]:
 def _fused_size(runs: Sequence[Run], notice: Notice, fuse: Fuse) -> int:
     """How many of a group to train at once: 1 where the device gains nothing, else as many as its memory holds."""
     r, jobs = runs[0], len(runs)
-    members = _most_that_fit(r, jobs)
+    members = _most_that_fit(r, jobs, _width(runs))
     if members < 2:
         notice(f"{jobs} jobs run one after another: memory holds one at a time.")
         return 1
     programs = -(-jobs // members)
     size = -(-jobs // programs)
-    if all(to_come := [foreseen(of) for of in _begun_together(runs[:size])]):  # compiled while this is measured
+    if all(to_come := [foreseen(of) for of in _begun(runs[:size], _width(runs))]):  # compiled while this is measured
         probe = Foresight((_probe(r, outline=True),))
         Foresight.answer([probe] * size)
         Foresight.answer([probe])
@@ -209,9 +240,9 @@ def _fused_size(runs: Sequence[Run], notice: Notice, fuse: Fuse) -> int:
     return size
 
 
-def _most_that_fit(r: Run, wanted: int) -> int:
+def _most_that_fit(r: Run, wanted: int, prompt_width: int) -> int:
     """How many of so many jobs the device's memory holds at once, by the plan's count."""
-    planned, (_, limit) = shapes(r.cfg, r.task.prompt_width), card()
+    planned, (_, limit) = shapes(r.cfg, prompt_width), card()
     fitting = (n for n in range(wanted, 1, -1) if memory.peak_of_several(planned, n) <= USABLE * limit)
     return next(fitting, 1)
 

@@ -1,17 +1,54 @@
-"""The folder of a sweep: beside the folders of its jobs `sweep.json`, with the overrides and the results of each."""
+"""The folder of a sweep: beside the folders of its jobs `sweep.json`, with the overrides and the results of each.
+
+It also keeps what was decided of jobs that one program can train. Programs of other sizes add up in another order, so a
+sweep that goes on must not decide again.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from agent_tunix.engine.metrics import Record, replace_text
+from agent_tunix.engine.metrics import Record, objects, read_text, replace_text
+from agent_tunix.errors import UserError
 from agent_tunix.workflows.diagnosis.records import read_object
 
 APART = "apart"  # how jobs ran that no sweep of ours has trained
 RESULTS = ("status", "steps", "first_eval", "best_eval", "final_eval", "seconds", "rollbacks")
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Jobs that one program can train, by their numbers, and how: so many at once, with prompts padded to one width.
+
+    It holds on the way to a rest after `until` updates, or to the end. Jobs that are trained one by one have widths of their
+    own.
+    """
+
+    jobs: tuple[str, ...]
+    until: int | None
+    at_once: int
+    prompt_width: int
+
+    @classmethod
+    def from_json(cls, saved: Any) -> Group:
+        """What `dataclasses.asdict` wrote; raises a TypeError, KeyError or ValueError for anything else."""
+        jobs, until = tuple(saved["jobs"]), saved["until"]
+        numbers = saved["at_once"], saved["prompt_width"], *([] if until is None else [until])
+        if not all(type(name) is str and name.isdecimal() for name in jobs):
+            raise ValueError(f"jobs {jobs} are not numbers")
+        if not all(type(number) is int and number > 0 for number in numbers):
+            raise ValueError(f"{numbers} are not positive numbers")
+        return cls(jobs, until, saved["at_once"], saved["prompt_width"])
+
+    def parts(self) -> list[tuple[str, ...]]:
+        """The jobs of each program; the last may have fewer."""
+        return [self.jobs[start : start + self.at_once] for start in range(0, len(self.jobs), self.at_once)]
 
 
 def write_index(
@@ -19,11 +56,12 @@ def write_index(
     overrides: Mapping[str, Sequence[str]] | None = None,
     mode: str | None = None,
     running: Collection[str] = (),
+    groups: Sequence[Group] | None = None,
 ) -> Record:
     """Writes sweep.json from what the jobs' folders say; `overrides` names jobs, some of which may not have begun.
 
     The caller names those that are `running`, all at once: their folders do not exist yet, or still tell of an earlier
-    attempt.
+    attempt. `groups` takes the place of what was decided so far.
     """
     index = read_index(folder)
     known = {job["job"]: job for job in index["jobs"]}
@@ -34,7 +72,8 @@ def write_index(
         known.setdefault(path.name, {"job": path.name, "overrides": []})
     known |= {name: known[name] | {"at_once": count} for name, count in at_once.items()}
     jobs = [_entry(known[name], folder / name, name in running) for name in sorted(known, key=int)]
-    index = {"mode": mode or index["mode"], "jobs": jobs}
+    decided = index["groups"] if groups is None else [dataclasses.asdict(group) for group in groups]
+    index = {"mode": mode or index["mode"], "groups": decided, "jobs": jobs}
     replace_text(folder / "sweep.json", json.dumps(index, indent=2) + "\n")
     return index
 
@@ -46,11 +85,38 @@ def _entry(known: Record, folder: Path, running: bool) -> Record:
 
 
 def read_index(folder: Path) -> Record:
-    """What is there of sweep.json; the jobs' own folders make up for one that cannot be read."""
-    found = {"mode": APART, "jobs": [], **read_object(folder / "sweep.json")}
-    jobs = found["jobs"] if isinstance(found["jobs"], list) else []
-    numbered = [job for job in jobs if isinstance(job, dict) and str(job.get("job")).isdecimal()]
-    return found | {"jobs": [job | {"job": str(job["job"])} for job in numbered]}
+    """The record in sweep.json, or an empty one; refuses one that is damaged, without which a sweep cannot go on."""
+    path = folder / "sweep.json"
+    if not os.path.lexists(path):
+        return {"mode": APART, "groups": [], "jobs": []}
+    try:
+        (found,) = objects([read_text(path)])
+        found = {"groups": [], **found}  # which earlier versions did not write
+        list(map(Group.from_json, found["groups"]))
+        whole = isinstance(found["mode"], str) and found["jobs"] == _numbered(found["jobs"])
+    except (KeyError, TypeError, ValueError):
+        whole = False
+    if not whole:
+        raise UserError(
+            f"{path} cannot be read, and a sweep cannot go on without it: it says how its jobs are trained together. Choose "
+            f"another folder,\nor move the file away: jobs then go on, but how is decided anew, which changes last digits."
+        )
+    return found
+
+
+def groups_of(index: Record) -> list[Group]:
+    """What was decided, the latest last."""
+    return [Group.from_json(saved) for saved in index["groups"]]
+
+
+def listed_jobs(folder: Path) -> list[Record]:
+    """The jobs that sweep.json names, as far as it can be read; the jobs' own folders make up for what cannot."""
+    return _numbered(read_object(folder / "sweep.json").get("jobs"))
+
+
+def _numbered(jobs: Any) -> list[Record]:
+    found = [job for job in jobs if isinstance(job, dict)] if isinstance(jobs, list) else []
+    return [job | {"job": str(job["job"])} for job in found if str(job.get("job")).isdecimal()]
 
 
 def overrides_of(job: Record) -> list[str]:

@@ -7,6 +7,7 @@ end `best.yaml`. Started again with the same configuration in the same folder, a
 from __future__ import annotations
 
 import math
+import typing
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from agent_tunix.config.tuning import TuneConfig
 from agent_tunix.engine.guard import Interruption
 from agent_tunix.engine.metrics import Record, claimed, replace_text
 from agent_tunix.errors import DivergenceError, UserError
-from agent_tunix.workflows import setup
+from agent_tunix.workflows import setup, sweep
 from agent_tunix.workflows.diagnosis.records import finite, read_object
 from agent_tunix.workflows.diagnosis.remedies import join, leaves
 from agent_tunix.workflows.display import counted, say
@@ -85,13 +86,19 @@ def check(cfg: TuneConfig, folder: Path) -> Record:
             "Go on with the same overrides, or choose another folder."
         )
     earlier = read_object(folder / "tune.json")
-    price = earlier.get("price")
-    numbers = [earlier.get("batches"), earlier.get("seconds"), *(price.values() if isinstance(price, dict) else [None])]
-    if not all(map(finite, numbers)):
+    if not _goes_on_from(earlier):
         raise UserError(
             f"{folder / 'tune.json'} cannot be read, and a search cannot go on without it. Choose another folder."
         )
     return earlier
+
+
+def _goes_on_from(record: Record) -> bool:
+    """Whether this is the record of a search, as far as another process needs it to go on."""
+    batches, price = record.get("batches"), record.get("price")
+    numbers = [record.get("seconds"), *(price.values() if isinstance(price, dict) else [])]
+    whole = type(batches) is int and batches > 0 and all(map(finite, numbers))
+    return whole and set(price or ()) == {"update", "rung"} and record.get("fuse", "auto") in typing.get_args(sweep.Fuse)
 
 
 def begin(
@@ -128,6 +135,7 @@ def fit(s: Session, plan: Plan, settings: Settings, earlier: Record) -> None:
     """Sets how long candidates run, so that the whole search is sure to stay within the budget."""
     if earlier:
         batches, s.price, s.spent = earlier["batches"], Price(**earlier["price"]), earlier["seconds"]
+        s.fuse = earlier.get("fuse", s.fuse)  # which earlier versions did not write
         s.say(f"Going on with the search in {s.folder}.")
     else:
         limit = s.cfg.tune.seconds

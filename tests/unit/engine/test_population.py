@@ -79,6 +79,9 @@ def test_calls_keep_their_size_when_a_run_has_ended():
     log: list = []
     assert together([summing([1], log), summing([2, 3, 4], log)]) == [1, 29]
     assert log == [[1, 2], [3, 3], [4, 4]]
+    log.clear()
+    assert together([summing([3, 4], log)], size=2) == [25], "the other has ended in an earlier process"
+    assert log == [[3, 3], [4, 4]]
 
 
 def test_a_run_that_diverges_does_not_disturb_the_others():

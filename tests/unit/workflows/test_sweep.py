@@ -12,6 +12,7 @@ from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine import ahead
 from agent_tunix.workflows import setup, sweep
+from agent_tunix.workflows.sweep_folder import Group
 from agent_tunix.workflows.train import prepare
 
 
@@ -71,3 +72,42 @@ def test_a_page_older_than_the_summary_is_that_of_an_earlier_attempt(tmp_path):
         page.touch()
         os.utime(page, ns=(0, summary.stat().st_mtime_ns - age))
         assert sweep._lacks_report(tmp_path) is lacks
+
+
+@pytest.mark.parametrize(("at_once", "said"), [(3, "go on by a program of 3"), (1, "go on one after another")])
+def test_what_was_decided_is_kept_when_some_have_ended(run, monkeypatch, at_once, said):
+    monkeypatch.setattr(sweep, "cost_of_many", lambda r, members: pytest.fail("measured again"))
+    earlier, notices = Group(("0", "1", "2"), None, at_once, 64), list[str]()
+    assert sweep.decide(jobs_of(run, "02"), [run] * 2, notices.append, earlier=earlier) == earlier
+    assert said in notices[0]
+
+
+@pytest.mark.parametrize(("at_once", "fuse", "size"), [(3, "never", 1), (1, "always", 2)])
+def test_a_user_may_ask_for_something_else_than_was_decided_and_is_told_what_that_changes(
+    run, monkeypatch, at_once, fuse, size
+):
+    monkeypatch.setattr(sweep, "_fused_size", lambda runs, *_: len(runs))
+    notices: list[str] = []
+    found = sweep.decide(jobs_of(run, "02"), [run] * 2, notices.append, fuse, Group(("0", "1", "2"), None, at_once, 64))
+    assert (found.jobs, found.at_once) == (("0", "2"), size)
+    assert "last digits will be others" in notices[0]
+
+
+def test_what_another_device_held_is_decided_anew_where_this_one_cannot(run, monkeypatch):
+    monkeypatch.setattr(sweep, "card", lambda: ("a small card", 1e-9))
+    notices: list[str] = []
+    found = sweep.decide(jobs_of(run, "02"), [run] * 2, notices.append, "auto", Group(("0", "1", "2"), None, 3, 64))
+    assert found.at_once == 1
+    assert "memory does not hold here" in notices[0]
+
+
+def test_a_job_goes_on_by_the_latest_that_was_decided_of_it_on_its_way(run):
+    decided = [Group(("0", "1", "2"), 10, 3, 64), Group(("0", "1"), 20, 2, 64), Group(("0", "1"), 20, 1, 64)]
+    for until, groups in ((10, [("01", 0), ("3", None)]), (20, [("01", 2), ("3", None)]), (40, [("013", None)])):
+        found = sweep.groups(jobs_of(run, "013", until), decided)
+        wanted = [(names, None if index is None else decided[index]) for names, index in groups]
+        assert [("".join(job.folder.name for job in jobs), earlier) for jobs, earlier in found] == wanted
+
+
+def jobs_of(run, names: str, until: int | None = None) -> list[sweep.Job]:
+    return [sweep.Job(run.cfg, Path(name), (), stop_after=until) for name in names]

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
-from agent_tunix.workflows.sweep_folder import write_index
+import pytest
+
+from agent_tunix.errors import UserError
+from agent_tunix.workflows import doctor
+from agent_tunix.workflows.sweep_folder import Group, groups_of, read_index, write_index
 
 
 def statuses(folder) -> list[str]:
@@ -35,16 +40,48 @@ def test_a_job_that_was_gone_on_with_alone_keeps_the_overrides_of_its_sweep(tmp_
     assert write_index(tmp_path)["jobs"][0]["overrides"] == given
 
 
-def test_a_damaged_file_is_as_none(tmp_path, write_run):
-    for name in "01":
-        write_run(tmp_path / name)
-    (tmp_path / "0" / "summary.json").write_text('{"status": "comp')
-    for index in (
+WHOLE = {"mode": "fused", "jobs": [{"job": "0"}, {"job": "1"}], "groups": []}
+GROUP = {"jobs": ["0", "1"], "until": None, "at_once": 2, "prompt_width": 32}
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "",
         '{"mode": "fus',
-        '{"jobs": [{"job": 0}, {"job": 1}]}',
-        '{"jobs": [{"job": "zz"}, 7, {"overrides": []}]}',
-        '{"jobs": "none"}',
-    ):
-        (tmp_path / "sweep.json").write_text(index)
+        "[" * 100_000,
+        "[]",
+        *(json.dumps({key: WHOLE[key] for key in WHOLE if key != lost}) for lost in ("mode", "jobs")),
+        *(json.dumps(WHOLE | {"jobs": jobs}) for jobs in ("none", [{"job": "zz"}], [7], [{"overrides": []}])),
+        *(json.dumps(WHOLE | {"groups": groups}) for groups in (None, 3, [7], [{}])),
+        *(json.dumps(WHOLE | {"groups": [GROUP | {key: None}]}) for key in GROUP if key != "until"),
+        *(json.dumps(WHOLE | {"groups": [GROUP | {"at_once": count}]}) for count in (0, -1, 2.0, True, "2")),
+        json.dumps(WHOLE | {"groups": [GROUP | {"jobs": ["0", "a"]}]}),
+    ],
+)
+def test_a_sweep_does_not_go_on_without_what_was_written_of_it_but_its_jobs_are_seen(damaged, tmp_path, write_run):
+    write_run(tmp_path / "0")
+    (tmp_path / "sweep.json").write_text(damaged)
+    with pytest.raises(UserError, match=r"sweep\.json cannot be read, and a sweep cannot go on without it"):
         write_index(tmp_path)
-        assert statuses(tmp_path) == ["interrupted", "completed"], "the first is gone on with from its last checkpoint"
+    assert (tmp_path / "sweep.json").read_text() == damaged
+    assert list(doctor.read_jobs(tmp_path)[0]) == ["0"]
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.symlink_to("nowhere")], ids=["folder", "link"])
+def test_what_is_no_file_is_no_sweep_that_is_not_there(make, tmp_path):
+    make(tmp_path / "sweep.json")
+    with pytest.raises(UserError, match=r"sweep\.json cannot be read"):
+        write_index(tmp_path)
+
+
+def test_the_folder_of_an_earlier_version_is_read(tmp_path):
+    (tmp_path / "sweep.json").write_text(json.dumps({key: WHOLE[key] for key in ("mode", "jobs")}))
+    assert groups_of(read_index(tmp_path)) == []
+    decided = Group(("0", "1"), None, 2, 32)
+    write_index(tmp_path, groups=[decided])
+    assert groups_of(write_index(tmp_path)) == groups_of(read_index(tmp_path)) == [decided]
+
+
+def test_a_group_is_cut_into_programs_and_the_last_takes_what_is_left():
+    assert Group(("0", "2", "3", "7", "8"), None, 2, 32).parts() == [("0", "2"), ("3", "7"), ("8",)]

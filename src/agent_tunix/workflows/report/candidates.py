@@ -18,7 +18,7 @@ from agent_tunix.workflows.diagnosis.sweep import SweepReport, end_of, examine_s
 from agent_tunix.workflows.display import counted
 from agent_tunix.workflows.report.chart import Chart, Colour, Mark, Series, hue, on_scale, places
 from agent_tunix.workflows.report.verdict import Standing, over_its_seeds, percent
-from agent_tunix.workflows.sweep_folder import job_folders, labels, overrides_of, read_index
+from agent_tunix.workflows.sweep_folder import job_folders, labels, listed_jobs, overrides_of
 
 DASHES = 4  # patterns of lines, the first of which has none
 WIDE = 8  # times the least value: from there on values are laid out by their logarithm
@@ -109,7 +109,7 @@ def _status(run: RunRecords) -> str:
 
 def _not_begun(folder: Path, known: set[str]) -> list[Candidate]:
     """Jobs that the sweep's own list names and that have no folder yet."""
-    jobs = read_index(folder)["jobs"]
+    jobs = listed_jobs(folder)
     told = zip(jobs, labels([overrides_of(job) for job in jobs]), strict=True)
     return [
         Candidate(job["job"], label or f"job {job['job']}", str(job.get("status", "waiting")), {})

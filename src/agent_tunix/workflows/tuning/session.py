@@ -24,7 +24,7 @@ from agent_tunix.workflows import setup, sweep
 from agent_tunix.workflows.diagnosis.records import Accuracy, RunRecords
 from agent_tunix.workflows.diagnosis.remedies import less, value_text
 from agent_tunix.workflows.display import say
-from agent_tunix.workflows.sweep_folder import read_index, results
+from agent_tunix.workflows.sweep_folder import groups_of, read_index, results
 from agent_tunix.workflows.tuning.halving import Price
 from agent_tunix.workflows.tuning.stages import Settings, candidate, possible
 
@@ -98,7 +98,7 @@ class Session:
 
     def write(self) -> None:
         """Replaces tune.json atomically."""
-        self.record["seconds"] = round(self.seconds(), 1)
+        self.record |= {"seconds": round(self.seconds(), 1), "fuse": self.fuse}
         replace_text(self.folder / "tune.json", json.dumps(self.record, indent=2) + "\n")
 
     def trial(self, stage: str, number: int, settings: Settings) -> Trial:
@@ -125,10 +125,9 @@ class Session:
     def run(self, trials: Sequence[Trial], until: int) -> None:
         folder = trials[0].job.folder.parent
         jobs = [dataclasses.replace(trial.job, stop_after=until) for trial in trials]
-        several = sum(trial.accuracy(until) is None for trial in trials) > 1
         found = sweep.train_all(jobs, folder, self.console, self.shelf, self.interruption, self.fuse)
-        if several and read_index(folder)["mode"] == "one after another":  # measured once, it need not be again
-            self.fuse = "never"
+        if any(len(group.jobs) > 1 and group.at_once == 1 for group in groups_of(read_index(folder))):
+            self.fuse = "never"  # what was measured once need not be again
         if self.interruption.requested or any(
             result["status"] not in ("completed", "paused", "diverged") and trial.accuracy(until) is None
             for trial, result in zip(trials, found, strict=True)

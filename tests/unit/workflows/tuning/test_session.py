@@ -9,7 +9,7 @@ from agent_tunix.errors import UserError
 from agent_tunix.workflows import sweep
 from agent_tunix.workflows.diagnosis.records import Accuracy
 from agent_tunix.workflows.sweep import Job
-from agent_tunix.workflows.sweep_folder import write_index
+from agent_tunix.workflows.sweep_folder import Group, write_index
 from agent_tunix.workflows.tuning.halving import Price
 from agent_tunix.workflows.tuning.session import Session, Trial
 
@@ -30,29 +30,17 @@ def test_a_rung_takes_what_is_left_of_the_way_to_it(trials, seconds):
     assert Session._need(search, trials, 20) == seconds
 
 
-@pytest.mark.parametrize(
-    ("measured", "mode", "fuse"),
-    [
-        ([False] * 2, "one after another", "never"),
-        ([False, True], "one after another", "auto"),
-        ([False] * 2, "fused", "auto"),
-    ],
-)
-def test_what_one_candidate_does_says_nothing_of_several(tmp_path, monkeypatch, measured, mode, fuse):
-    """One alone is trained one after another wherever it is; what was measured need not be measured again."""
-
-    def train_all(jobs, *_) -> list[dict]:
-        write_index(tmp_path, mode=mode)
-        return [{"status": "paused"} for _ in jobs]
-
-    def one(number: int) -> Any:
-        job = Job(None, tmp_path / str(number), ())  # type: ignore[arg-type]
-        return SimpleNamespace(accuracy=trial(begun=True, measured=measured[number]).accuracy, job=job)
-
-    monkeypatch.setattr(sweep, "train_all", train_all)
+@pytest.mark.parametrize(("jobs", "at_once", "fuse"), [("01", 1, "never"), ("0", 1, "auto"), ("01", 2, "auto")])
+def test_what_one_candidate_does_says_nothing_of_several(tmp_path, monkeypatch, jobs, at_once, fuse):
+    """One alone is trained one after another wherever it is. What was measured, by this process or by an earlier one that
+    it goes on from, need not be measured again.
+    """
+    write_index(tmp_path, groups=[Group(tuple(jobs), 20, at_once, 32)])
+    monkeypatch.setattr(sweep, "train_all", lambda jobs, *_: [{"status": "paused"} for _ in jobs])
     stopped = SimpleNamespace(requested=False)
     search: Any = SimpleNamespace(fuse="auto", console=None, shelf=None, interruption=stopped)
-    Session.run(search, [one(0), one(1)], 20)
+    ended = SimpleNamespace(accuracy=lambda step: None, job=Job(None, tmp_path / "0", ()))  # type: ignore[arg-type]
+    Session.run(search, [ended], 20)  # type: ignore[list-item]
     assert search.fuse == fuse
 
 
