@@ -43,7 +43,7 @@ from agent_tunix.engine import compiler  # noqa: E402  it heeds these flags when
 from agent_tunix.workflows import setup  # noqa: E402
 
 assert compiler.LEVEL not in compiler.OPTIONS, "imported before the flags were set, it overrules them"
-setup.start_device()
+setup.start_device(print)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

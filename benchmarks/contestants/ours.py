@@ -90,7 +90,7 @@ def steps(run: Run, desk: Desk) -> Conversation[None]:
 
 def main() -> None:
     race = Race.given()
-    setup.start_device()
+    setup.start_device(print)
     cfg = configuration(race)
     watch = Stopwatch(race)
     run = prepare(cfg, setup.Shelf(), watch.notice)

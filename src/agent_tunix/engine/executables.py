@@ -98,7 +98,7 @@ def _save(path: Path, compiled: jax.stages.Compiled) -> None:
     try:
         payload, _, tree = serialize_executable.serialize(compiled)
         result = jax.tree.unflatten(tree, [0] * tree.num_leaves)  # the tree itself cannot be written
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
         half.write_bytes(pickle.dumps((payload, result)))
         half.replace(path)
     except Exception:  # a full disk, or a device whose executables cannot be written, which each says in its own way

@@ -17,6 +17,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -135,7 +136,7 @@ def _majority_right(completions: Sequence[str], truth: str) -> bool:
 def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence[str] = ()) -> Record:
     """`evaluate.py`: a run's checkpoint, or what a run of this configuration would begin with, on the test split."""
     _check_asked(cfg, overrides)
-    setup.start_device()
+    setup.start_device(partial(say, console))
     trained = cfg if cfg.run is None else setup.saved_config(cfg.run, "run")
     read = cfg if cfg.run is None else _read_as_asked(trained, cfg, overrides)
     other = None if same_set(read.data, trained.data) else set_name(read.data)

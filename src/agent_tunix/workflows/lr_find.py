@@ -12,6 +12,7 @@ import json
 import math
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -46,7 +47,7 @@ MEASURED = ("lr", "reward/mean", "kl")
 def run(cfg: LrFindConfig, path: Path, console: Console, overrides: Sequence[str] = ()) -> Record:
     """Ramps the rate, and writes and shows what came of it; returns lr_find.json."""
     check(cfg, path)
-    setup.start_device()
+    setup.start_device(partial(say, console))
     with Interruption() as interruption, Bars(console) as bars:
         whole = prepare(_training_config(cfg), setup.Shelf(), bars.notice, overrides)
         r = ramped(cfg, whole)

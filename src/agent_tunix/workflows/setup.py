@@ -21,7 +21,7 @@ from agent_tunix.config.continuation import no_run
 from agent_tunix.config.load import read_saved, validate
 from agent_tunix.config.mesh_shape import sizes_of
 from agent_tunix.config.schema import Config, ModelSection
-from agent_tunix.engine import device, executables
+from agent_tunix.engine import cache_folder, device, executables
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.rng import Purpose, step_key
 from agent_tunix.engine.rollout import Sampling
@@ -76,16 +76,36 @@ class Shelf:
         return self._tasks[wanted]
 
 
-def start_device() -> None:
+def start_device(notice: Notice) -> None:
     """Starts the device, and keeps compiled programs in the user's cache folder: only the first run of a kind compiles."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agent-tunix" / "compiled"
-    jax.config.update("jax_compilation_cache_dir", str(cache))
+    cache = _cache(notice)
+    jax.config.update("jax_compilation_cache_dir", None if cache is None else str(cache))
     # Small ones too: a start has dozens, each a tenth of a second to compile on a GPU and a hundredth to read.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    executables.mend_cache()
-    threading.Thread(target=executables.make_room, args=(cache,)).start()  # of thousands of files, it takes a while
+    if cache is not None:
+        executables.mend_cache()
+        threading.Thread(target=executables.make_room, args=(cache,)).start()  # of thousands of files, it takes a while
     device.wake()
     gc.freeze()  # what is imported stays: to look for garbage in it again and again is a tenth of all tracing
+
+
+def _cache(notice: Notice) -> Path | None:
+    """The folder of compiled programs; None, with a word of it, where programs of others could be found there."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agent-tunix" / "compiled"
+    except RuntimeError as fault:  # a user of a container may have no home
+        notice(f"warning: compiled programs are not kept, so every start compiles: {fault} Name a folder by XDG_CACHE_HOME.")
+        return None
+    try:
+        cache_folder.open_for_one(folder)
+    except UserError as fault:
+        notice(
+            f"warning: compiled programs are not kept in {folder}, so every start compiles: {fault}.\n"
+            "What lies there is run, so the folder and those around it must be yours, and others may not write to them.\n"
+            "Mend that, and remove what it holds; or choose another place by XDG_CACHE_HOME=<folder>."
+        )
+        return None
+    return folder
 
 
 def saved_config(folder: str, key: str) -> Config:

@@ -14,6 +14,7 @@ import json
 import shlex
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,7 +76,7 @@ def run(jobs: Sequence[Job], folder: Path, console: Console, fuse: Fuse = "auto"
     folder.mkdir(parents=True, exist_ok=True)
     again = f"the same command with {shlex.quote(f'hydra.sweep.dir={value_text(str(folder))}')} goes on from here."
     with claimed(folder):
-        setup.start_device()
+        setup.start_device(partial(say, console))
         try:
             with Interruption() as interruption:
                 found = train_all(jobs, folder, console, setup.Shelf(), interruption, fuse)

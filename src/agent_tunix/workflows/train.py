@@ -45,7 +45,7 @@ from agent_tunix.workflows.closing import ended_by, remedy, summarise, validatio
 from agent_tunix.workflows.desk import NEVER, Desk, Pause
 from agent_tunix.workflows.diagnosis.examination import early_warnings
 from agent_tunix.workflows.diagnosis.remedies import ways_to
-from agent_tunix.workflows.display import Bars, Display, print_summary
+from agent_tunix.workflows.display import Bars, Display, print_summary, say
 from agent_tunix.workflows.dry_run import too_large
 from agent_tunix.workflows.evaluate import complete, grade
 from agent_tunix.workflows.examples import Notice
@@ -90,7 +90,7 @@ def prepare(cfg: Config, shelf: setup.Shelf, notice: Notice, overrides: Sequence
 def run(cfg: Config, path: Path, console: Console, overrides: Sequence[str] = ()) -> Record:
     """`run_training.py`: trains, or continues the run in `path`; returns the summary that it also writes there."""
     setup.refuse_others(path, "config.yaml")
-    setup.start_device()
+    setup.start_device(partial(say, console))
     with Interruption() as interruption, Bars(console) as bars:
         r = prepare(cfg, setup.Shelf(), bars.notice, overrides)
         outcome = alone(training(r, path, bars.display("training", r.plan.total_steps), interruption))

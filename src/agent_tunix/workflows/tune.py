@@ -45,7 +45,7 @@ def run(cfg: TuneConfig, folder: Path, console: Console, overrides: Sequence[str
 def _in_folder(cfg: TuneConfig, folder: Path, console: Console, overrides: Sequence[str]) -> Record:
     """As `run`, in a folder that no other process writes to."""
     earlier = check(cfg, folder)
-    setup.start_device()
+    setup.start_device(partial(say, console))
     with Interruption() as interruption:
         s, plan = begin(cfg, folder, console, overrides, interruption)
         settings, best, all_diverged = start(cfg), None, False
