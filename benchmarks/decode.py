@@ -24,9 +24,10 @@ import numpy as np
 from memory import TEMPERATURE, random_weights
 from shipped import architecture
 
+from agent_tunix.algorithm.objectives import Coefficients, per_sequence
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine.rollout import Draw, Sampling, sample
-from agent_tunix.engine.update import init_state, reference_logprobs, update
+from agent_tunix.engine.update import batch_logprobs, init_state, update
 from agent_tunix.models import lora
 from agent_tunix.models.lora import Adapters
 from agent_tunix.models.weights import init_weights
@@ -72,18 +73,18 @@ def main() -> None:
     print(f"rollout   {rollout:8.4f} s, {rollout / C * 1e3:.3f} ms a token, ", end="")
     print(f"{policies * P * G * C / rollout:,.0f} tokens/s, first {first:.1f} s")
     if policies == 1:
-        plain = Batch(prompts, drawn.tokens_BC, drawn.mask_BC, drawn.logprobs_BC, None, jnp.asarray(rng.normal(size=P * G)))
+        plain = Batch(prompts, drawn.tokens_BC, drawn.mask_BC, drawn.mask_BC, drawn.logprobs_BC)
         static = {"arch": arch, "micro_batches": P // micro}
-        first, reference, (logprobs_BC,) = timed(
-            lambda: reference_logprobs((plain,), weights, None, (TEMPERATURE,), **static)
-        )
+        first, reference, (logprobs_BC,) = timed(lambda: batch_logprobs((plain,), weights, None, (TEMPERATURE,), **static))
         print(f"reference {reference:8.4f} s, first {first:.1f} s")
-        batch = dataclasses.replace(plain, reference_logprobs_BC=logprobs_BC)
-        h = Hyperparameters(1e-5, 0.01, 0.9, 0.999, 1e-8, 0.1, 0.08, 0.2, TEMPERATURE)
+        weights_BC = jnp.asarray(per_sequence(np.asarray(drawn.mask_BC), C), jnp.float32)
+        learnt = {"weights_BC": weights_BC, "advantages_B": jnp.asarray(rng.normal(size=P * G), jnp.float32)}
+        batch = dataclasses.replace(plain, reference_logprobs_BC=logprobs_BC, **learnt)
+        h, c = Hyperparameters(1e-5, 0.01, 0.9, 0.999, 1e-8, 0.1), Coefficients(TEMPERATURE, beta=0.08)
         history = [(init_state(draws[0].adapters), None)]  # of which only the last state is not used up
 
         def learn():
-            history.append(update(history[-1][0], batch, weights, h, jnp.inf, **static))
+            history.append(update(history[-1][0], batch, weights, h, c, jnp.inf, **static))
             return history[-1]
 
         first, learning, _ = timed(learn)

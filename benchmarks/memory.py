@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from shipped import architecture
 
+from agent_tunix.algorithm.objectives import Coefficients, per_sequence
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine.rollout import Draw, Sampling, sample
-from agent_tunix.engine.update import init_state, reference_logprobs, update
+from agent_tunix.engine.update import batch_logprobs, init_state, update
 from agent_tunix.models import kernels, lora
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.mesh import mesh_of_sizes
@@ -64,12 +65,14 @@ def main() -> None:
     del policy, trainable
     slices = P // micro
     advantages_B = jnp.asarray(rng.normal(size=P * G), jnp.float32)
-    batch = Batch(prompts, drawn.tokens_BC, drawn.mask_BC, drawn.logprobs_BC, None, advantages_B)
-    (reference,) = reference_logprobs((batch,), weights, None, (TEMPERATURE,), arch=arch, micro_batches=slices)
+    weights_BC = jnp.asarray(per_sequence(np.asarray(drawn.mask_BC), C), jnp.float32)
+    batch = Batch(prompts, drawn.tokens_BC, drawn.mask_BC, drawn.mask_BC, drawn.logprobs_BC)
+    batch = dataclasses.replace(batch, weights_BC=weights_BC, advantages_B=advantages_B)
+    (reference,) = batch_logprobs((batch,), weights, None, (TEMPERATURE,), arch=arch, micro_batches=slices)
     after_reference = (jax.block_until_ready(reference), peak_gb())[1]
     batch = dataclasses.replace(batch, reference_logprobs_BC=reference)
-    h = Hyperparameters(1e-5, 0.01, 0.9, 0.999, 1e-8, 0.1, 0.08, 0.2, TEMPERATURE)
-    state, _ = update(state, batch, weights, h, jnp.inf, arch=arch, micro_batches=slices, optimizer=optimizer)
+    h, c = Hyperparameters(1e-5, 0.01, 0.9, 0.999, 1e-8, 0.1), Coefficients(TEMPERATURE, beta=0.08)
+    state, _ = update(state, batch, weights, h, c, jnp.inf, arch=arch, micro_batches=slices, optimizer=optimizer)
     jax.block_until_ready(state)
     hopper = kernels.capability() == kernels.HOPPER
     held = {"base_dtype": base_dtype, "kernels": hopper, "limit": kernels.memory_limit(), "optimizer": optimizer}

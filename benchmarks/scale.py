@@ -14,7 +14,7 @@ import dataclasses
 
 from shipped import architecture
 
-from agent_tunix.algorithm.loss import LOGITS_BUDGET
+from agent_tunix.algorithm.logprobs import LOGITS_BUDGET
 from agent_tunix.models.gemma3 import Architecture
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, module_shape
 from agent_tunix.workflows import memory

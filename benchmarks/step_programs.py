@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from shipped import architecture
 
+from agent_tunix.algorithm.objectives import Coefficients
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine.rollout import Draw, Sampling, sample
 from agent_tunix.engine.update import init_state, update
@@ -39,8 +41,9 @@ def build(point: Point) -> dict[str, Program]:
     tokens = jnp.asarray(rng.integers(8, point.vocabulary, shape), jnp.int32)
     old, reference = (jnp.asarray(rng.normal(-8, 0.1, shape), jnp.float32) for _ in range(2))
     advantages = jnp.asarray(rng.normal(size=shape[0]), jnp.float32)
-    batch = Batch(prompts, tokens, jnp.ones(shape, bool), old, reference, advantages)
-    h = Hyperparameters(1e-5, 0.01, 0.9, 0.999, 1e-8, 0.1, 0.08, 0.2, TEMPERATURE)
+    all_BC, shares_BC = jnp.ones(shape, bool), jnp.full(shape, 1 / math.prod(shape))
+    batch = Batch(prompts, tokens, all_BC, all_BC, old, None, reference, shares_BC, advantages)
+    h, c = Hyperparameters(1e-5, 0.01, 0.9, 0.999, 1e-8, 0.1), Coefficients(TEMPERATURE, beta=0.08)
     never_ends = Sampling(min(50, point.vocabulary), 1.0, point.length, point.generations, (-1,), 0)
     draw = (Draw(adapters, prompts, jax.random.key(2), TEMPERATURE),)
     fresh = init_state(adapters)
@@ -48,7 +51,7 @@ def build(point: Point) -> dict[str, Program]:
         "rollout": (sample, lambda: (weights, draw), {"arch": arch, "sampling": never_ends}),
         "update": (
             update,
-            lambda: (jax.tree.map(jnp.copy, fresh), batch, weights, h, jnp.inf),
+            lambda: (jax.tree.map(jnp.copy, fresh), batch, weights, h, c, jnp.inf),
             {"arch": arch, "micro_batches": 1},
         ),
     }

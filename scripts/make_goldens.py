@@ -8,6 +8,7 @@ transformers' cosine schedule and TRL's GRPO loss.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import torch
 from datasets import Dataset
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedTokenizerFast
 from transformers.optimization import get_cosine_with_min_lr_schedule_with_warmup
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 REPOSITORY = Path(__file__).parents[1]
 PROMPT, COMPLETION, NEW_TOKENS = 14, 10, 12
@@ -37,6 +38,22 @@ OPTIMIZER_STEPS, RECORDED = 100, (1, 10, 100)
 SCHEDULES = ((3e-6, 10, 100, 1e-7), (1e-3, 0, 30, 0.0), (5e-5, 7, 53, 5e-5), (1e-4, 20, 21, 1e-6))
 # epsilon, beta, temperature
 OBJECTIVES = ((0.2, 0.04, 1.0), (0.1, 0.0, 0.9), (0.02, 0.5, 1.3))
+BASE = {"epsilon": 0.2, "epsilon_high": 0.3, "delta": None, "beta": 0.1, "kl_correction": False, "correction": False}
+# Our objective, TRL's loss, its kind of ratio, and what differs from BASE
+LOSSES = (
+    ("grpo", "grpo", "token", {}),
+    ("grpo", "grpo", "token", {"delta": 1.4}),
+    ("grpo", "grpo", "token", {"kl_correction": True}),
+    ("grpo", "grpo", "token", {"correction": True}),
+    ("dr_grpo", "dr_grpo", "token", {}),
+    ("bnpo", "bnpo", "token", {"beta": 0.0}),
+    ("dapo", "dapo", "token", {"beta": 0.0}),
+    ("gspo", "grpo", "sequence", {}),
+    ("gspo", "grpo", "sequence", {"kl_correction": True, "epsilon": 0.05, "epsilon_high": 0.06}),
+    ("cispo", "cispo", "token", {}),
+    ("sapo", "sapo", "token", {}),
+    ("rloo", "rloo", "sequence", {"beta": 0.0, "epsilon_high": 0.2}),
+)
 GRADIENTS = (
     "model.layers.0.self_attn.q_proj.weight",
     "model.layers.2.mlp.down_proj.weight",
@@ -158,16 +175,73 @@ def make_objective(folder: Path, model: Gemma3ForCausalLM, rng: np.random.Genera
     np.savez_compressed(folder / "objective.npz", settings=np.array(OBJECTIVES), losses=np.array(losses), **batch, **kept)
 
 
-def _trainer(folder: Path, model: Gemma3ForCausalLM, epsilon: float, beta: float, temperature: float) -> GRPOTrainer:
+def make_losses(folder: Path, model: Gemma3ForCausalLM, rng: np.random.Generator) -> None:
+    """Losses of TRL's trainers and their gradients by the tokens' log-probabilities, which stand in for the model's."""
+    mask = np.arange(COMPLETION) < np.array([10, 3, 7, 1])[:, None]
+    old = rng.normal(-2.0, 0.5, mask.shape).astype(np.float32)
+    new, reference = (old + rng.normal(0, scale, mask.shape).astype(np.float32) for scale in (0.25, 0.4))
+    drift = rng.normal(0, 0.2, mask.shape).astype(np.float32)  # of the trainer from the sampler
+    advantages = np.array([1.2, -0.8, 0.4, -1.5], np.float32)
+    grpo = _trainer(folder, model, 0.2, 0.1, 1.0)
+    rloo = _trainer(folder, model, 0.2, 0.0, 1.0, RLOOTrainer, RLOOConfig)
+    losses, gradients, settings = [], [], []
+    for ours, loss_type, level, changes in LOSSES:
+        of = BASE | changes
+        trainer = rloo if loss_type == "rloo" else grpo
+        trainer.loss_type, trainer.importance_sampling_level = loss_type, level
+        cap = 1 + of["epsilon_high"]  # of cispo, which TRL gives as such
+        trainer.epsilon_low, trainer.epsilon_high = of["epsilon"], cap if ours == "cispo" else of["epsilon_high"]
+        trainer.beta, trainer.args.delta, trainer.args.use_bias_correction_kl = of["beta"], of["delta"], of["kl_correction"]
+        trainer.use_vllm = trainer.vllm_importance_sampling_correction = of["correction"]
+        trainer.max_completion_length = COMPLETION + 2
+        leaf, trained = torch.tensor(new, requires_grad=True), torch.tensor(old + drift if of["correction"] else old)
+        trainer._get_per_token_logps_and_entropies = lambda *_, leaf=leaf, **__: (leaf, torch.ones_like(leaf), None)
+        ids, marks = torch.ones(mask.shape, dtype=torch.long), torch.tensor(mask.astype(int))
+        batch = {"prompt_ids": ids, "prompt_mask": ids, "completion_ids": ids, "completion_mask": marks}
+        batch |= {"advantages": torch.tensor(advantages), "num_items_in_batch": marks.sum()}
+        batch |= {"old_per_token_logps": trained, "old_logps": (trained * marks).sum(1)}
+        batch |= {"ref_per_token_logps": torch.tensor(reference)}
+        batch |= {"importance_sampling_ratio": torch.clamp(torch.exp(torch.tensor(drift)), max=1.1)}
+        model.eval()
+        loss = trainer._compute_loss(model, batch)
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append(leaf.grad.numpy().copy())
+        settings.append(json.dumps({"objective": ours} | of))
+    np.savez_compressed(
+        folder / "losses.npz",
+        settings=np.array(settings),
+        losses=np.array(losses),
+        gradients=np.array(gradients),
+        mask=mask,
+        new=new,
+        old=old,
+        drift=drift,
+        reference=reference,
+        advantages=advantages,
+        longest=COMPLETION + 2,
+    )
+
+
+def _trainer(
+    folder: Path,
+    model: Gemma3ForCausalLM,
+    epsilon: float,
+    beta: float,
+    temperature: float,
+    kind=GRPOTrainer,
+    config=GRPOConfig,
+):
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(REPOSITORY / "src" / "agent_tunix" / "models" / "tiny" / "tokenizer.json"),
         pad_token="<pad>",
         eos_token="<eos>",
     )
-    arguments = GRPOConfig(
+    # The GRPO paper's KL term; TRL's default is DeepSeek-V3.2's.
+    own = {"loss_type": "grpo", "use_bias_correction_kl": False} if kind is GRPOTrainer else {}
+    arguments = config(
+        **own,
         output_dir=str(folder / "trl"),
-        loss_type="grpo",
-        use_bias_correction_kl=False,  # the GRPO paper's KL term; TRL's default is DeepSeek-V3.2's
         epsilon=epsilon,
         beta=beta,
         temperature=temperature,
@@ -178,7 +252,7 @@ def _trainer(folder: Path, model: Gemma3ForCausalLM, epsilon: float, beta: float
         gradient_checkpointing=False,
         report_to="none",
     )
-    return GRPOTrainer(
+    return kind(
         model=model,
         args=arguments,
         processing_class=tokenizer,
@@ -199,6 +273,7 @@ def main() -> None:
     make_optimizer(args.folder, rng)
     make_schedule(args.folder)
     make_objective(args.folder, model, rng)
+    make_losses(args.folder, model, np.random.default_rng(args.seed))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from agent_tunix.algorithm import schedules
+from agent_tunix.algorithm.objectives import Coefficients, per_sequence
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine.rollout import Draw, Sampling, sample
 from agent_tunix.engine.update import init_state, update
@@ -124,9 +125,8 @@ def main() -> None:
         ids = [[tokenizer.begin_id, *tokenizer.encode(prompts.chat_prompt(p.question, ""))] for p in chosen]
         shown = [tokenizer.encode(flawed_demonstration(p, rng)) for p in chosen]
         tokens, mask = right_pad(shown, COMPLETION_WIDTH, tokenizer.pad_id)
-        batch = Batch(
-            left_pad(ids, PROMPT_WIDTH, tokenizer.pad_id), tokens, mask, None, None, np.ones(len(chosen), np.float32)
-        )
+        learnt = {"weights_BC": per_sequence(mask, COMPLETION_WIDTH), "advantages_B": np.ones(len(chosen), np.float32)}
+        batch = Batch(left_pad(ids, PROMPT_WIDTH, tokenizer.pad_id), tokens, mask, mask, **learnt)
         h = Hyperparameters(
             learning_rate=schedule(step + 1),
             weight_decay=0.01,
@@ -134,11 +134,8 @@ def main() -> None:
             beta2=0.98,
             eps=1e-8,
             max_grad_norm=1.0,
-            kl_beta=0.0,
-            clip_epsilon=0.2,
-            temperature=1.0,
         )
-        state, stats = update(state, batch, base, h, math.inf, arch=arch, micro_batches=1)
+        state, stats = update(state, batch, base, h, Coefficients(1.0), math.inf, arch=arch, micro_batches=1)
         if (step + 1) % 100 == 0:
             print(f"{step + 1:5d} loss {float(stats.loss.loss):.3f} {time.time() - started:.0f} s", flush=True)
         if (step + 1) % 500 == 0 or step + 1 == args.steps:

@@ -65,17 +65,23 @@ class Rollouts:
 
 @pytree
 class Batch:
-    """What one update learns from. Demonstrations have no old log-probabilities, and beta 0 needs no reference.
+    """What one update learns from.
 
-    Advantages come last: the reference reads a batch while its completions are scored.
+    The model attends to all tokens under `mask_BC` and learns those under `learnt_BC`. `weights_BC` are their shares in the
+    objective, over the whole batch; they and the advantages are known once completions are scored, while the reference
+    reads them. `old_logprobs_BC` are the sampler's; demonstrations have none. `trainer_logprobs_BC`, of the policy before
+    its first update from this batch, are made where the objective corrects for the sampler. Beta 0 needs no reference.
     """
 
     prompts: Prompts
     tokens_BC: jax.Array
     mask_BC: jax.Array
-    old_logprobs_BC: jax.Array | None
-    reference_logprobs_BC: jax.Array | None
-    advantages_B: jax.Array | None
+    learnt_BC: jax.Array
+    old_logprobs_BC: jax.Array | None = None
+    trainer_logprobs_BC: jax.Array | None = None
+    reference_logprobs_BC: jax.Array | None = None
+    weights_BC: jax.Array | None = None
+    advantages_B: jax.Array | None = None
 
 
 @pytree

@@ -24,7 +24,7 @@ from agent_tunix.errors import UserError
 from agent_tunix.models.gemma3 import Architecture, Layers, Weights
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, init_adapters, masters, module_shape
 from agent_tunix.types import Batch, Prompts
-from agent_tunix.workflows.plan import hyperparameters, make_plan
+from agent_tunix.workflows.plan import coefficients, hyperparameters, make_plan
 
 UPDATES = 6
 RUN = ["model=gemma3_tiny", "training.micro_batch_size=2", f"training.num_batches={UPDATES}", "optimizer.learning_rate=1e-2"]
@@ -76,7 +76,8 @@ def batch(scale: float) -> Batch:
     rng = np.random.default_rng(1)
     prompts = Prompts(jnp.asarray(rng.integers(1, 12, (2, 4))), jnp.tile(jnp.arange(4), (2, 1)))
     tokens_BC, mask_BC = jnp.asarray(rng.integers(1, 12, (4, 3))), jnp.ones((4, 3), bool)
-    return Batch(prompts, tokens_BC, mask_BC, None, None, scale * jnp.asarray([1.0, -1.0, 0.5, -0.5]))
+    advantages_B = scale * jnp.asarray([1.0, -1.0, 0.5, -0.5])
+    return Batch(prompts, tokens_BC, mask_BC, mask_BC, weights_BC=mask_BC / 12, advantages_B=advantages_B)
 
 
 @cache
@@ -89,10 +90,8 @@ def trajectory(*overrides: str) -> np.ndarray:
     name = cfg.optimizer.optimizer_name
     state = init_state(adapters if cfg.model.lora_rank else masters(weights), name)
     for t in range(1, UPDATES + 1):
-        h = hyperparameters(cfg, plan, t)
-        state, _ = update(
-            state, batch([0.01, 1, 100][t % 3]), weights, h, np.inf, arch=arch, micro_batches=1, optimizer=name
-        )
+        given = batch([0.01, 1, 100][t % 3]), weights, hyperparameters(cfg, plan, t), coefficients(cfg), np.inf
+        state, _ = update(state, *given, arch=arch, micro_batches=1, optimizer=name)
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.trainable)])
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from agent_tunix.algorithm.objectives import Coefficients, LossForm, per_sequence
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config
@@ -50,7 +51,8 @@ ARCH = Architecture(  # no two axes of one length, so that a shape tells what it
 )
 SINGLE_KEY_HEAD = dataclasses.replace(ARCH, num_kv_heads=1, vocab_size=47)
 SAMPLING = Sampling(top_k=7, top_p=0.95, max_steps=C, num_generations=G, end_ids=tuple(range(24, 36)), pad_id=0)
-H = Hyperparameters(1e-2, 0.01, 0.9, 0.99, 1e-6, 0.1, 0.1, 0.2, 0.9)
+H = Hyperparameters(1e-2, 0.01, 0.9, 0.99, 1e-6, 0.1)
+LOSS = Coefficients(temperature=0.9, beta=0.1)
 RANK, MODULES = 6, ("q_proj", "v_proj", "down_proj")
 
 
@@ -90,8 +92,17 @@ def begin(arch: Architecture, sizes: tuple[int, int], whole: bool = False):
 def batch_of(rollouts: Rollouts) -> Batch:
     rng = np.random.default_rng(1)
     reference_BC = np.asarray(rollouts.logprobs_BC) + rng.normal(size=(P * G, C), scale=0.1).astype(np.float32)
-    given = (rollouts.tokens_BC, rollouts.mask_BC, rollouts.logprobs_BC, jnp.asarray(reference_BC))
-    return Batch(prompts(), *given, jnp.asarray(rng.normal(size=P * G), jnp.float32))
+    weights_BC = per_sequence(np.asarray(rollouts.mask_BC), C)
+    return Batch(
+        prompts(),
+        rollouts.tokens_BC,
+        rollouts.mask_BC,
+        rollouts.mask_BC,
+        rollouts.logprobs_BC,
+        reference_logprobs_BC=jnp.asarray(reference_BC),
+        weights_BC=jnp.asarray(weights_BC, jnp.float32),
+        advantages_B=jnp.asarray(rng.normal(size=P * G), jnp.float32),
+    )
 
 
 def step(arch: Architecture, sizes: tuple[int, int]):
@@ -99,7 +110,7 @@ def step(arch: Architecture, sizes: tuple[int, int]):
     weights, state = begin(arch, sizes)
     draw = Draw(state.trainable, prompts(), jax.random.key(3), 0.9)
     (rollouts,) = Sample.answer([Sample(weights, draw, arch, SAMPLING)])
-    ask = Update(state, batch_of(rollouts), weights, H, jnp.inf, arch, 1, "adamw")
+    ask = Update(state, batch_of(rollouts), weights, H, LOSS, jnp.inf, arch, 1, LossForm(), "adamw")
     return rollouts, *Update.answer([ask])[0]
 
 
@@ -159,7 +170,7 @@ def test_things_really_are_cut(alone):
     with on_mesh_of(weights):
         sampling = sample.lower(weights, (draw,), arch=ARCH, sampling=SAMPLING).compile()
         (rollouts,) = sampling(weights, (draw,))
-        given = (state, batch_of(rollouts), weights, H, jnp.inf)
+        given = (state, batch_of(rollouts), weights, H, LOSS, jnp.inf)
         updating = update.lower(*given, arch=ARCH, micro_batches=2, optimizer="adamw").compile()
         assert_same((rollouts, *updating(*given)), alone)
     assert f"f32[{ARCH.num_layers},{P * G // 4},{C},{ARCH.num_kv_heads // 2},{ARCH.head_dim}]" in sampling.as_text()
@@ -197,7 +208,7 @@ def test_a_quantised_base_is_cut_too():
 def test_all_weights_with_one_key_head_and_a_vocabulary_that_is_not_divided():
     def updated(sizes: tuple[int, int], micro_batches: int):
         weights, state = begin(SINGLE_KEY_HEAD, sizes, whole=True)
-        ask = Update(state, batch, weights, H, jnp.inf, SINGLE_KEY_HEAD, micro_batches, "adamw")
+        ask = Update(state, batch, weights, H, LOSS, jnp.inf, SINGLE_KEY_HEAD, micro_batches, LossForm(), "adamw")
         return ask, *Update.answer([ask])[0]
 
     tokens_BC = jnp.asarray(np.random.default_rng(4).integers(2, 47, (P * G, C)), jnp.int32)
@@ -221,7 +232,7 @@ def test_policies_that_share_a_program_share_a_mesh(alone):
     rates = [dataclasses.replace(H, learning_rate=rate) for rate in (H.learning_rate, 1e-3)]
     states = [jax.tree.map(jnp.copy, state) for _ in rates]
     given = zip(states, rates, strict=True)
-    asks = [Update(own, batch_of(first), weights, h, jnp.inf, ARCH, 1, "adamw") for own, h in given]
+    asks = [Update(own, batch_of(first), weights, h, LOSS, jnp.inf, ARCH, 1, LossForm(), "adamw") for own, h in given]
     updated, (slower, _) = Update.answer([*asks, asks[0]])  # the last fills a place
     assert_same((first, *updated), alone)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(states))

@@ -40,6 +40,8 @@ RUN = [
     "evaluation.num_examples=8",
     "evaluation.sampled=false",
     "optimizer.learning_rate=1e-5",
+    "grpo.resample_rounds=2",
+    "grpo.importance_correction=truncate",
 ]
 TIMINGS = {"tokens_per_second", "memory/peak_gb"}
 

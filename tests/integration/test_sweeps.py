@@ -27,6 +27,8 @@ RUN = [
     "training.num_batches=4",
     "training.save_interval_steps=2",
     "grpo.num_generations=4",
+    "grpo.importance_correction=truncate",
+    "grpo.resample_rounds=1",
     "evaluation.num_examples=8",
     "evaluation.sampled=false",
 ]
@@ -35,7 +37,8 @@ JOBS = [  # together they differ in every number that jobs may differ in and sti
     [
         *("optimizer.learning_rate=3e-5", "optimizer.weight_decay=0.1", "optimizer.betas=[0.8,0.99]", "optimizer.eps=1e-6"),
         *("optimizer.warmup_ratio=0.5", "optimizer.max_grad_norm=1.0", "scheduler.lr_min=1e-8"),
-        *("grpo.beta=0.2", "grpo.epsilon=0.1", "generation.temperature=0.8", "seed=7"),
+        *("grpo.beta=0.2", "grpo.epsilon=0.1", "grpo.epsilon_high=0.3", "grpo.delta=2.0", "grpo.importance_cap=1.5"),
+        *("generation.temperature=0.8", "seed=7"),
     ],
     ["optimizer.learning_rate=1", "optimizer.warmup_ratio=0.0"],  # diverges
 ]

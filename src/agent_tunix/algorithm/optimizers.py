@@ -33,9 +33,6 @@ class Hyperparameters:
     beta2: ArrayLike
     eps: ArrayLike
     max_grad_norm: ArrayLike
-    kl_beta: ArrayLike
-    clip_epsilon: ArrayLike
-    temperature: ArrayLike
     norm_decay: ArrayLike = 0.0
 
 

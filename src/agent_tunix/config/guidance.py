@@ -61,7 +61,16 @@ def half_decades(rate: float, up: int = 0) -> float:
 def warnings(cfg: Config, num_examples: int | None = None) -> list[str]:
     """One line for each unusual setting."""
     return [
-        line for line in (_rate(cfg, num_examples), *_optimizer(cfg), _betas(cfg), _rewards(cfg), _unwatched(cfg)) if line
+        line
+        for line in (
+            _rate(cfg, num_examples),
+            *_optimizer(cfg),
+            _betas(cfg),
+            _rewards(cfg),
+            *_objective(cfg),
+            _unwatched(cfg),
+        )
+        if line
     ]
 
 
@@ -117,6 +126,31 @@ def _rewards(cfg: Config) -> str | None:
     if weighty or cfg.training.method == "supervised":
         return None
     return "reward.weights are all 0: no completion is better than another, and nothing can be learnt; give one a weight"
+
+
+def _objective(cfg: Config) -> list[str]:
+    """Keys that are set and do nothing, and what is easily overlooked when one objective's settings meet another."""
+    g, found = cfg.grpo, []
+    if cfg.training.method == "supervised":
+        return []
+    no_clip = g.objective in ("cispo", "sapo")
+    if no_clip and g.delta is not None:
+        found.append(f"grpo.delta={g.delta:g} does nothing: grpo.objective={g.objective} does not clip; set grpo.delta=null")
+    if g.objective == "sapo" and g.epsilon_high is not None:
+        found.append("grpo.epsilon_high does nothing: grpo.objective=sapo does not clip; set grpo.epsilon_high=null")
+    if g.objective.startswith("gspo") and g.epsilon >= 0.05:
+        found.append(
+            f"grpo.epsilon={g.epsilon:g} is wide for ratios of whole sequences, which stay near 1, and nothing is clipped; "
+            "grpo=gspo sets 3e-4"
+        )
+    if g.epsilon_high is not None and g.epsilon_high < g.epsilon:
+        found.append(
+            f"grpo.epsilon_high={g.epsilon_high:g} is below grpo.epsilon={g.epsilon:g}: good completions are held back more "
+            "than bad ones, and the policy soon says one thing only; set grpo.epsilon_high=null"
+        )
+    if g.overlong != "penalty" and g.overlong_buffer is not None:
+        found.append("grpo.overlong_buffer does nothing without grpo.overlong=penalty")
+    return found
 
 
 def _unwatched(cfg: Config) -> str | None:

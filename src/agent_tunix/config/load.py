@@ -119,6 +119,9 @@ def _impossible(container: Any) -> Iterable[str]:
     rank = value("model", "lora_rank")
     if value("optimizer", "decay_norms") is True and _numbers(rank) and rank > 0:
         yield f"optimizer.decay_norms=true: adapters have no norms to decay; it needs model.lora_rank=0, not {rank}"
+    buffer, longest = value("grpo", "overlong_buffer"), value("generation", "max_generation_steps")
+    if _numbers(buffer, longest) and buffer > longest:
+        yield f"grpo.overlong_buffer={buffer} is more than generation.max_generation_steps={longest}; lower it"
     if (held := value("model", "base_dtype")) is not None and rank == 0:
         yield f"model.base_dtype={held}: model.lora_rank=0 trains all weights, so none is frozen; set it to null, or a rank"
 

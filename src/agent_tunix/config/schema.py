@@ -13,14 +13,20 @@ import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticUndefined
 
 from agent_tunix.config.mesh_shape import AXES, sizes_of
-from agent_tunix.config.section import Section
+from agent_tunix.config.section import OneOf, Section
 
 Positive = Annotated[int, Field(ge=1)]
 Step = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Length = Annotated[int, Field(ge=1, le=2**17)]  # in tokens; no Gemma 3 has read more
+
+
+def Input(default: Any = PydanticUndefined, **given: Any) -> Any:  # noqa: N802  # as pydantic's Field
+    """A `Field` that compiled programs take as an input or that only the host reads: fused jobs may differ in it."""
+    return Field(default, json_schema_extra={"input": True}, **given)
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
@@ -98,17 +104,17 @@ class ModelSection(Section):
 
 
 class OptimizerSection(Section):
-    optimizer_name: Literal["adamw", "adafactor", "lion", "muon", "sgd", "schedule_free_adamw"] = Field(
+    optimizer_name: Annotated[str, OneOf("agent_tunix.algorithm.optimizers", "ALGORITHMS")] = Field(
         description="The algorithm that turns gradients into steps."
     )
-    learning_rate: float = Field(gt=0, le=1, description="Peak step size; too high diverges, too low learns slowly.")
-    weight_decay: float = Field(ge=0, lt=1, description="An update shrinks weights by learning_rate * weight_decay.")
-    betas: Annotated[list[Annotated[float, Field(ge=0, le=0.999999)]], Field(min_length=2, max_length=2)] = Field(
+    learning_rate: float = Input(gt=0, le=1, description="Peak step size; too high diverges, too low learns slowly.")
+    weight_decay: float = Input(ge=0, lt=1, description="An update shrinks weights by learning_rate * weight_decay.")
+    betas: Annotated[list[Annotated[float, Field(ge=0, le=0.999999)]], Field(min_length=2, max_length=2)] = Input(
         description="Decay rates of the moving averages of the gradient and of its square."
     )
-    eps: float = Field(ge=1e-30, description="Added to the denominator; larger damps steps where gradients are tiny.")
-    warmup_ratio: Share = Field(description="Fraction of the updates over which the rate rises from 0 to its peak.")
-    max_grad_norm: float = Field(gt=0, description="A gradient of a greater global norm is scaled down to this.")
+    eps: float = Input(ge=1e-30, description="Added to the denominator; larger damps steps where gradients are tiny.")
+    warmup_ratio: Share = Input(description="Fraction of the updates over which the rate rises from 0 to its peak.")
+    max_grad_norm: float = Input(gt=0, description="A gradient of a greater global norm is scaled down to this.")
     decay_norms: bool | None = Field(
         default=None, description="Decay norms too where all weights are trained (lora_rank 0); null: no."
     )
@@ -121,18 +127,18 @@ class OptimizerSection(Section):
 
 
 class SchedulerSection(Section):
-    scheduler_name: Literal["warmup_cosine", "constant", "linear", "wsd", "inverse_sqrt", "cosine_restarts"] = Field(
+    scheduler_name: Annotated[str, OneOf("agent_tunix.algorithm.schedules", "SCHEDULES")] = Input(
         description="Shape of the learning rate over the run."
     )
-    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(description="Updates of warm-up; null: from warmup_ratio.")
-    total_steps: Positive | None = Field(description="Update at which lr_min is reached; null: the last of the run.")
-    lr_min: Annotated[float, Field(ge=0)] | None = Field(
+    warmup_steps: Annotated[int, Field(ge=0)] | None = Input(description="Updates of warm-up; null: from warmup_ratio.")
+    total_steps: Positive | None = Input(description="Update at which lr_min is reached; null: the last of the run.")
+    lr_min: Annotated[float, Field(ge=0)] | None = Input(
         default=None, description="Learning rate of the last update; all schedules but constant."
     )
-    decay_ratio: Annotated[float, Field(gt=0, le=1)] | None = Field(
+    decay_ratio: Annotated[float, Field(gt=0, le=1)] | None = Input(
         default=None, description="Last fraction of the updates, over which the rate falls to lr_min; wsd only."
     )
-    num_cycles: Positive | None = Field(
+    num_cycles: Positive | None = Input(
         default=None, description="Times that the rate falls from the peak to lr_min; cosine_restarts only."
     )
 
@@ -150,10 +156,51 @@ class SchedulerSection(Section):
 
 
 class GrpoSection(Section):
+    objective: Annotated[str, OneOf("agent_tunix.algorithm.objectives", "OBJECTIVES")] = Field(
+        default="grpo",
+        description="What is maximised: ratio, surrogate and weights of tokens; grpo=<name> sets what goes with it.",
+    )
     num_generations: int = Field(ge=2, description="Completions per prompt; they are compared with each other.")
     num_iterations: Positive = Field(description="Updates made from each batch of completions.")
-    beta: float = Field(ge=0, description="Weight of the KL divergence from the base model; 0 saves the reference pass.")
-    epsilon: float = Field(gt=0, lt=1, description="The probability ratio is clipped to 1 +- epsilon.")
+    beta: float = Input(ge=0, description="Weight of the KL divergence from the base model; 0 saves the reference pass.")
+    kl_estimator: Annotated[str, OneOf("agent_tunix.algorithm.objectives", "KL_ESTIMATORS")] = Field(
+        default="k3", description="Estimate of that divergence which the loss has; the metric kl is always k3."
+    )
+    kl_correction: bool = Field(
+        default=False, description="Weigh each token's divergence by its probability ratio, as TRL does by default."
+    )
+    epsilon: float = Input(gt=0, lt=1, description="The probability ratio is clipped to 1 +- epsilon.")
+    epsilon_high: Annotated[float, Field(gt=0)] | None = Input(
+        default=None, description="The ratio is clipped to 1 + epsilon_high from above (cispo: capped); null: epsilon."
+    )
+    delta: Annotated[float, Field(gt=1)] | None = Input(
+        default=None, description="Bound of the ratio from above where the advantage is negative too; null: none."
+    )
+    sapo_temperature_pos: float = Input(
+        default=1.0, gt=0, description="Steepness of sapo's gate where the advantage is positive."
+    )
+    sapo_temperature_neg: float = Input(
+        default=1.05, gt=0, description="Steepness of sapo's gate where the advantage is negative."
+    )
+    scale_rewards: Annotated[str, OneOf("agent_tunix.algorithm.advantages", "REWARD_SCALES")] = Field(
+        default="group",
+        description="Standard deviation that advantages are divided by: of the group, of the batch, or none.",
+    )
+    importance_correction: Annotated[str, OneOf("agent_tunix.algorithm.objectives", "IMPORTANCE_CORRECTIONS")] = Field(
+        default="none",
+        description="Weigh tokens by trainer / sampler probability, truncated or masked above the cap; it costs a pass.",
+    )
+    importance_cap: float = Input(default=2.0, gt=1, description="Highest weight of that correction.")
+    overlong: Literal["keep", "mask", "penalty"] = Field(
+        default="keep",
+        description="Completions without an end: learn from them as they are; not at all; or lower the reward of long ones.",
+    )
+    overlong_buffer: Positive | None = Field(
+        default=None, description="Last tokens over which that penalty falls from 0 to -1; null: a quarter of the longest."
+    )
+    resample_rounds: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=0, description="Times that further prompts are drawn for groups whose rewards are all equal."
+    )
     shuffle_advantages: bool = Field(
         description="Control experiment: permute advantages within each group, so that nothing can be learnt."
     )
@@ -162,7 +209,7 @@ class GrpoSection(Section):
 class GenerationSection(Section):
     max_prompt_length: Length = Field(description="Longest prompt, in tokens; longer ones are dropped when data is loaded.")
     max_generation_steps: Length = Field(description="Longest completion, in tokens.")
-    temperature: float = Field(ge=1e-3, description="Divides the logits in sampling and in training alike.")
+    temperature: float = Input(ge=1e-3, description="Divides the logits in sampling and in training alike.")
     top_p: float = Field(gt=0, le=1, description="Sample from the smallest set of tokens with this probability.")
     top_k: Positive | None = Field(description="Sample from the k likeliest tokens; null: from all.")
 
@@ -262,7 +309,7 @@ class Config(Section):
     """The configuration of a training run."""
 
     dry_run: bool = Field(description="Show what the run would do, and do not load weights or train.")
-    seed: int = Field(ge=0, lt=2**31, description="Root of all randomness; the same seed gives the same run.")
+    seed: int = Input(ge=0, lt=2**31, description="Root of all randomness; the same seed gives the same run.")
     model: ModelSection
     optimizer: OptimizerSection
     scheduler: SchedulerSection

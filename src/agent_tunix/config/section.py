@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import importlib
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, field_validator
+from pydantic_core import CoreSchema, core_schema
+
+
+@dataclasses.dataclass(frozen=True)
+class OneOf:
+    """Marks a text that must be a name in a table of the code, which is imported when the first one is checked.
+
+    The configuration lies below the code that has the tables: whoever adds a row there need not tell it here.
+    """
+
+    module: str
+    table: str
+
+    def names(self) -> list[str]:
+        return list(getattr(importlib.import_module(self.module), self.table))
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def _checked(self, name: str) -> str:
+        if name not in self.names():
+            close = difflib.get_close_matches(name, self.names(), n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ValueError(f"must be one of {', '.join(self.names())}{hint}")
+        return name
+
 
 LEAST, GREATEST, MOST = 1.2e-38, 3.4e38, 2**31 - 1
 

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from agent_tunix.algorithm.advantages import group_advantages, shuffle_within_groups
 from agent_tunix.engine import processes
-from agent_tunix.models.mesh import lay_rows
+from agent_tunix.models.mesh import cut, lay_rows
 from agent_tunix.tasks.datasets import Example
 from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.types import Batch, Rollouts
@@ -22,30 +21,21 @@ SMALLEST_BUCKET = 8
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """A batch of completions with their rewards, on the host; `texts` holds, by row, those that this process has scored."""
+    """Completions with their rewards, on the host; `texts` holds, by row, those that this process has scored."""
 
     texts: Mapping[int, str]
     values: dict[str, np.ndarray]
     rewards_PG: np.ndarray
-    advantages_PG: np.ndarray
+    penalty_B: np.ndarray | None = None  # of long completions, which the rewards include
 
 
-def score(
-    scorer: Scorer, examples: Sequence[Example], texts: Mapping[int, str], G: int, shuffle_key: jax.Array | None
-) -> Scored:
-    """Rewards and advantages of G completions per example; each process scores the texts that it holds, given by row.
-
-    With `shuffle_key` the advantages are those of the control experiment.
-    """
+def score(scorer: Scorer, examples: Sequence[Example], texts: Mapping[int, str], G: int) -> Scored:
+    """Rewards of G completions per example; each process scores the texts that it holds, given by row."""
     of = [examples[row // G] for row in texts]
     truths = [e.answer for e in of]
     own = processes.agreed(lambda: scorer([e.question for e in of], list(texts.values()), truths))
     values = processes.gather_rows(list(texts), own, G * len(examples))
-    rewards_PG = scorer.total(values).reshape(-1, G)
-    advantages_PG = group_advantages(rewards_PG)
-    if shuffle_key is not None:
-        advantages_PG = shuffle_within_groups(shuffle_key, advantages_PG)
-    return Scored(texts, values, rewards_PG, advantages_PG)
+    return Scored(texts, values, scorer.total(values).reshape(-1, G))
 
 
 def trim(rollouts: Rollouts) -> tuple[Rollouts, np.ndarray]:
@@ -62,24 +52,52 @@ def cut_to(width: int, array_BC: jax.Array) -> jax.Array:
     return array_BC if array_BC.shape[1] == width else array_BC[:, :width]
 
 
-def with_advantages(batch: Batch, scored: Scored, mesh: Mesh) -> Batch:
-    advantages_B = scored.advantages_PG.reshape(-1)
-    return dataclasses.replace(batch, advantages_B=lay_rows(advantages_B.__getitem__, advantages_B.shape, mesh))
+def with_learning(batch: Batch, advantages_B: np.ndarray, weights_BC: np.ndarray, mesh: Mesh) -> Batch:
+    """The batch with what is to be learnt from each completion, and how much each token counts."""
+    laid_B, laid_BC = (lay_rows(array.__getitem__, array.shape, mesh) for array in (advantages_B, weights_BC))
+    return dataclasses.replace(batch, advantages_B=laid_B, weights_BC=laid_BC)
 
 
 def widened(batches: Sequence[Batch]) -> tuple[Batch, ...]:
     """Batches with their completions padded to the widest of them; padding changes neither loss nor gradient."""
     width = max(batch.tokens_BC.shape[1] for batch in batches)
+    return tuple(batch if batch.tokens_BC.shape[1] == width else padded(batch, width) for batch in batches)
+
+
+def padded(batch: Batch, width: int) -> Batch:
+    """The batch with its completions padded to a width."""
+    by_token = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if f.name.endswith("_BC")}
 
     def pad(array_BC: jax.Array) -> jax.Array:
         return jnp.pad(array_BC, ((0, 0), (0, width - array_BC.shape[1])))
 
-    def wide(batch: Batch) -> Batch:
-        arrays = (batch.tokens_BC, batch.mask_BC, batch.old_logprobs_BC, batch.reference_logprobs_BC)
-        tokens_BC, mask_BC, old_BC, reference_BC = jax.tree.map(pad, arrays)
-        return Batch(batch.prompts, tokens_BC, mask_BC, old_BC, reference_BC, batch.advantages_B)
+    return dataclasses.replace(batch, **jax.tree.map(pad, by_token))
 
-    return tuple(batch if batch.tokens_BC.shape[1] == width else wide(batch) for batch in batches)
+
+def groups_to_learn(has_spread: Sequence[np.ndarray]) -> np.ndarray:
+    """Which groups make a batch, of several draws that lie one after another.
+
+    Those of the first draw, in which later ones with a spread take the places of those without, as long as there are any.
+    """
+    first = has_spread[0]
+    groups, without = np.arange(len(first)), np.flatnonzero(~first)
+    better = len(first) + np.flatnonzero(np.concatenate([[], *has_spread[1:]]))
+    count = min(len(without), len(better))
+    groups[without[:count]] = better[:count]
+    return groups
+
+
+@jax.jit
+def merged(draws: tuple[Batch, ...], groups: jax.Array) -> Batch:
+    """A batch made of groups of several draws, whose groups and widths are alike."""
+    G = len(draws[0].tokens_BC) // len(draws[0].prompts.tokens_PS)
+    rows = (groups[:, None] * G + jnp.arange(G)).reshape(-1)
+
+    def taken(*arrays: jax.Array) -> jax.Array:
+        by_group = len(arrays[0]) * G == len(draws[0].tokens_BC)
+        return cut(jnp.concatenate(arrays)[groups if by_group else rows], "fsdp")
+
+    return jax.tree.map(taken, *draws)
 
 
 def bucket(length: int, longest: int) -> int:

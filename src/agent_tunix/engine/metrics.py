@@ -196,9 +196,11 @@ class Clock:
         self._start = self._last = time.perf_counter()
         self.laps: dict[str, float] = {}
 
-    def lap(self, name: str) -> None:
+    def lap(self, name: str, *, again: bool = False) -> None:
+        """Ends a lap; one that is run `again` adds to the lap of that name."""
         now = time.perf_counter()
-        self.laps[name], self._last = now - self._last, now
+        before = self.laps.get(name, 0.0) if again else 0.0
+        self.laps[name], self._last = before + now - self._last, now
 
     def total(self) -> float:
         return self._last - self._start
@@ -226,6 +228,7 @@ def reward_record(scored: Scored, ended_B: np.ndarray) -> Record:
         "reward/mean": float(scored.rewards_PG.mean()),
         "reward/std": float(scored.rewards_PG.std()),
         **{f"reward/{name}": float(value.mean()) for name, value in scored.values.items()},
+        **({} if scored.penalty_B is None else {"overlong/penalty": float(scored.penalty_B.mean())}),
         "groups/zero_variance": float((np.ptp(scored.rewards_PG, axis=1) == 0).mean()),
         "completion/truncated": float(1 - ended_B.mean()),
     }
@@ -241,7 +244,7 @@ def cost_record(lengths_B: np.ndarray, clock: Clock) -> Record:
     }
 
 
-def sample_records(example: Example, scored: Scored) -> list[Record]:
+def sample_records(example: Example, scored: Scored, advantages_PG: np.ndarray) -> list[Record]:
     """Lines of samples.jsonl: the best and the worst completion of the batch's first prompt."""
     rewards_G = scored.rewards_PG[0]
     return [
@@ -251,7 +254,7 @@ def sample_records(example: Example, scored: Scored) -> list[Record]:
             "completion": scored.texts[g],
             "reward": float(rewards_G[g]),
             "rewards": {name: float(value[g]) for name, value in scored.values.items()},
-            "advantage": float(scored.advantages_PG[0, g]),
+            "advantage": float(advantages_PG[0, g]),
         }
         for g in (int(rewards_G.argmax()), int(rewards_G.argmin()))
     ]

@@ -20,13 +20,13 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from agent_tunix.algorithm.loss import LossStats
+from agent_tunix.algorithm.objectives import Coefficients, LossForm, LossStats
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine import ahead
 from agent_tunix.engine.ahead import Program
 from agent_tunix.engine.batch import cut_to, widened
 from agent_tunix.engine.rollout import Draw, Sampling, prepare, sample
-from agent_tunix.engine.update import UpdateStats, gradients_together, reference_logprobs, update, update_one_of
+from agent_tunix.engine.update import UpdateStats, batch_logprobs, gradients_together, update, update_one_of
 from agent_tunix.errors import DivergenceError
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters, Trainable
@@ -95,8 +95,11 @@ class Sample(DeviceRequest):
 
 
 @dataclasses.dataclass(frozen=True)
-class Reference(DeviceRequest):
-    """Asks for the log-probabilities of a batch's completions under the reference policy."""
+class Logprobs(DeviceRequest):
+    """Asks for the log-probabilities of a batch's completions under weights and adapters.
+
+    Those of the reference are `shared` by all runs that one call serves; those of a policy in training are a run's own.
+    """
 
     weights: Weights
     adapters: Adapters | None
@@ -104,20 +107,23 @@ class Reference(DeviceRequest):
     temperature: float
     arch: Architecture
     micro_batches: int
+    shared: bool
 
     @property
     def kind(self) -> tuple:
-        return Reference, self.arch, self.micro_batches
+        return Logprobs, self.arch, self.micro_batches, self.shared
 
     @staticmethod
-    def program(requests: Sequence[Reference]) -> Program:
+    def program(requests: Sequence[Logprobs]) -> Program:
         first = requests[0]
+        of_all = first.shared or len(requests) == 1
+        adapters = first.adapters if of_all else tuple(r.adapters for r in requests)
         temperatures = tuple(r.temperature for r in requests)
-        arguments = (widened([r.batch for r in requests]), first.weights, first.adapters, temperatures)
-        return Program(reference_logprobs, arguments, {"arch": first.arch, "micro_batches": first.micro_batches})
+        arguments = (widened([r.batch for r in requests]), first.weights, adapters, temperatures)
+        return Program(batch_logprobs, arguments, {"arch": first.arch, "micro_batches": first.micro_batches})
 
     @classmethod
-    def answer(cls, requests: Sequence[Reference]) -> Sequence[jax.Array]:
+    def answer(cls, requests: Sequence[Logprobs]) -> Sequence[jax.Array]:
         widths = [r.batch.tokens_BC.shape[1] for r in requests]
         found = super().answer(requests)
         return [cut_to(width, logprobs_BC) for logprobs_BC, width in zip(found, widths, strict=True)]
@@ -131,24 +137,26 @@ class Update(DeviceRequest):
     batch: Batch
     weights: Weights
     h: Hyperparameters
+    c: Coefficients
     max_kl: ArrayLike
     arch: Architecture
     micro_batches: int
+    form: LossForm
     optimizer: str
 
     @property
     def kind(self) -> tuple:
-        return Update, self.arch, self.micro_batches, self.optimizer
+        return Update, self.arch, self.micro_batches, self.form, self.optimizer
 
     @staticmethod
     def program(requests: Sequence[Update]) -> Program:
         first = requests[0]
-        static = {"arch": first.arch, "micro_batches": first.micro_batches}
+        static = {"arch": first.arch, "micro_batches": first.micro_batches, "form": first.form}
         if len(requests) == 1:
-            given = (first.state, first.batch, first.weights, first.h, first.max_kl)
+            given = (first.state, first.batch, first.weights, first.h, first.c, first.max_kl)
             return Program(update, given, static | {"optimizer": first.optimizer})
-        adapters, hs = zip(*((r.state.trainable, r.h) for r in requests), strict=True)
-        return Program(gradients_together, (adapters, widened([r.batch for r in requests]), first.weights, hs), static)
+        adapters, cs = zip(*((r.state.trainable, r.c) for r in requests), strict=True)
+        return Program(gradients_together, (adapters, widened([r.batch for r in requests]), first.weights, cs), static)
 
     @classmethod
     def programs(cls, requests: Sequence[Update]) -> tuple[Program, ...]:
@@ -211,7 +219,7 @@ class Ready:
         return [None] * len(waiting)
 
 
-Request = Sample | Reference | Update | Foresight | Ready
+Request = Sample | Logprobs | Update | Foresight | Ready
 Result = TypeVar("Result")
 Conversation = Generator[Request, Any, Result]
 

@@ -1,11 +1,13 @@
-"""One optimizer update from one batch: log-probabilities, GRPO loss, gradient, optimizer.
+"""One optimizer update from one batch: log-probabilities, loss, gradient, optimizer.
 
-A batch larger than a micro-batch is run in slices of whole groups whose gradients are added, so the result does
-not depend on how it was sliced. A group's prompt is read once and its gradient flows back from all its completions.
+A batch larger than a micro-batch is run in slices of whole groups whose gradients are added. Every token has its weight
+in the whole batch, so the result does not depend on how it was sliced. A group's prompt is read once and its gradient
+flows back from all its completions.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +18,8 @@ import optax
 from jax.typing import ArrayLike
 
 from agent_tunix.algorithm import optimizers
-from agent_tunix.algorithm.loss import LossInputs, LossStats, grpo_loss, token_logprobs
+from agent_tunix.algorithm.logprobs import token_logprobs
+from agent_tunix.algorithm.objectives import Coefficients, LossForm, LossStats, policy_loss
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine import compiler
 from agent_tunix.models import gemma3
@@ -47,7 +50,7 @@ def evaluation_trainable(state: TrainState, optimizer: str) -> Trainable:
 
 @partial(
     jax.jit,
-    static_argnames=("arch", "micro_batches", "optimizer"),
+    static_argnames=("arch", "micro_batches", "form", "optimizer"),
     donate_argnames="state",
     compiler_options=compiler.OPTIONS,
 )
@@ -56,32 +59,35 @@ def update(
     batch: Batch,
     weights: Weights,
     h: Hyperparameters,
+    c: Coefficients,
     max_kl: ArrayLike,
     *,
     arch: Architecture,
     micro_batches: int,
+    form: LossForm = LossForm(),  # noqa: B008  # frozen
     optimizer: str = "adamw",
 ) -> tuple[TrainState, UpdateStats]:
     """One update of a state, which is donated."""
-    grads, stats_K = _gradients(state.trainable, (batch,), weights, (h,), arch, micro_batches)
+    grads, stats_K = _gradients(state.trainable, (batch,), weights, (c,), arch, micro_batches, form)
     return _finish(state, grads, _at(0, stats_K), h, max_kl, arch, optimizer)
 
 
-@partial(jax.jit, static_argnames=("arch", "micro_batches"), compiler_options=compiler.OPTIONS)
+@partial(jax.jit, static_argnames=("arch", "micro_batches", "form"), compiler_options=compiler.OPTIONS)
 def gradients_together(
     adapters: tuple[Adapters, ...],
     batches: tuple[Batch, ...],
     weights: Weights,
-    hs: tuple[Hyperparameters, ...],
+    cs: tuple[Coefficients, ...],
     *,
     arch: Architecture,
     micro_batches: int,
+    form: LossForm,
 ) -> tuple[Trainable, LossStats]:
     """Gradients of several policies, stacked as their adapters are, and the statistics of their losses.
 
     They share every product with the base: all their rows go through it at once.
     """
-    return _gradients(stack(adapters), batches, weights, hs, arch, micro_batches)
+    return _gradients(stack(adapters), batches, weights, cs, arch, micro_batches, form)
 
 
 @partial(jax.jit, static_argnames=("arch", "optimizer"), donate_argnames="state", compiler_options=compiler.OPTIONS)
@@ -104,18 +110,19 @@ def _at(index: ArrayLike, stacked: Any, axis: int = 0) -> Any:
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, axis, keepdims=False), stacked)
 
 
-def _gradients(trainable, batches, weights, hs, arch, micro_batches: int) -> tuple[Trainable, LossStats]:
-    """The mean gradient over all sequences, of one policy or of several that are stacked."""
+def _gradients(trainable, batches, weights, cs, arch, micro_batches: int, form: LossForm) -> tuple[Trainable, LossStats]:
+    """The gradient over a whole batch, of one policy or of several that are stacked, and the statistics of each."""
 
     def accumulate(carry, part):
-        loss = partial(_loss, part=part, weights=weights, hs=hs, arch=arch)
+        loss = partial(_loss, part=part, weights=weights, cs=cs, arch=arch, form=form)
         (_, stats_K), grads = jax.value_and_grad(loss, has_aux=True)(trainable)
         return jax.tree.map(jnp.add, carry, grads), stats_K
 
     zeros = jax.tree.map(jnp.zeros_like, trainable)
-    total, stats_NK = jax.lax.scan(accumulate, zeros, _micro_batches(batches, micro_batches))
-    sequences = batches[0].tokens_BC.shape[0]
-    return jax.tree.map(lambda g: g / sequences, total), jax.tree.map(lambda s: s.sum(axis=0) / sequences, stats_NK)
+    grads, stats_NK = jax.lax.scan(accumulate, zeros, _micro_batches(batches, micro_batches))
+    stats_K, sequences = jax.tree.map(lambda s: s.sum(axis=0), stats_NK), len(batches[0].tokens_BC)
+    means_K = jax.tree.map(lambda s: s / sequences, stats_K)
+    return grads, dataclasses.replace(means_K, loss=stats_K.loss)
 
 
 def _finish(state, grads, stats, h, max_kl, arch, optimizer: str) -> tuple[TrainState, UpdateStats]:
@@ -133,20 +140,21 @@ def _finish(state, grads, stats, h, max_kl, arch, optimizer: str) -> tuple[Train
 
 
 @partial(jax.jit, static_argnames=("arch", "micro_batches"), compiler_options=compiler.OPTIONS)
-def reference_logprobs(
+def batch_logprobs(
     batches: tuple[Batch, ...],
     weights: Weights,
-    adapters: Adapters | None,
+    adapters: Adapters | tuple[Adapters, ...] | None,
     temperatures: tuple[ArrayLike, ...],
     *,
     arch: Architecture,
     micro_batches: int,
 ) -> tuple[jax.Array, ...]:
-    """Log-probabilities of the completions under the reference: the base alone, or with the adapters of an earlier run."""
+    """Log-probabilities of the completions of batches under the base alone, with adapters for all, or with those of each."""
+    stacked = stack(adapters) if isinstance(adapters, tuple) else adapters
 
     def logprobs(part):
         temperature_B = _by_row(temperatures, part[1])
-        return completion_logprobs(weights, adapters, *part, arch=arch, temperature=temperature_B)[0]
+        return completion_logprobs(weights, stacked, *part, arch=arch, temperature=temperature_B)[0]
 
     parts = _micro_batches(tuple((b.prompts, b.tokens_BC, b.mask_BC) for b in batches), micro_batches)
     found = jax.lax.map(logprobs, parts)
@@ -184,18 +192,16 @@ def completion_logprobs(
 
 
 def _loss(
-    trainable: Trainable, part: Batch, weights: Weights, hs: tuple[Hyperparameters, ...], arch: Architecture
+    trainable: Trainable, part: Batch, weights: Weights, cs: tuple[Coefficients, ...], arch: Architecture, form: LossForm
 ) -> tuple[jax.Array, LossStats]:
     """The sum of the losses of K policies, whose rows lie one policy after another, and the statistics of each."""
-    temperature_B = _by_row([h.temperature for h in hs], part.tokens_BC)
+    temperature_B = _by_row([c.temperature for c in cs], part.tokens_BC)
     logprobs_BC, entropy_BC = completion_logprobs(
         *policy(weights, trainable), part.prompts, part.tokens_BC, part.mask_BC, arch=arch, temperature=temperature_B
     )
-    given = part.old_logprobs_BC, part.reference_logprobs_BC, entropy_BC, part.mask_BC
-    inputs = LossInputs(logprobs_BC, *given, part.advantages_B)  # type: ignore[arg-type]  # scored by now
-    of_each = jax.tree.map(lambda x: x.reshape(len(hs), -1, *x.shape[1:]), inputs)
-    epsilon_K, beta_K = _by_policy([h.clip_epsilon for h in hs]), _by_policy([h.kl_beta for h in hs])
-    losses_K, stats_K = jax.vmap(grpo_loss)(of_each, epsilon_K, beta_K)
+    of_each = jax.tree.map(lambda x: x.reshape(len(cs), -1, *x.shape[1:]), (logprobs_BC, entropy_BC, part))
+    c_K = jax.tree.map(lambda *values: _by_policy(values), *cs)
+    losses_K, stats_K = jax.vmap(partial(policy_loss, form=form))(*of_each, c_K)  # type: ignore[call-arg]  # mypy and partial
     return losses_K.sum(), stats_K
 
 

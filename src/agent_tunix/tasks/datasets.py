@@ -56,9 +56,22 @@ class Stream:
 
     def batch(self, position: int) -> list[Example]:
         """The batch at a position, counted over all epochs."""
+        return [self.examples[i] for i in self._indices(position)]
+
+    def further(self, position: int, round: int) -> list[Example]:
+        """As many others, for a batch that needs more prompts than its own; another set in every round from 1 on.
+
+        They come from the whole data, and may be in batches of other positions; where there are too few, they come again.
+        """
+        own = self._indices(position)
+        others = np.setdiff1d(np.arange(len(self.examples)), own)
+        order = np.random.default_rng((self.seed, position, len(self.examples))).permutation(others if len(others) else own)
+        return [self.examples[order[i % len(order)]] for i in range((round - 1) * self.batch_size, round * self.batch_size)]
+
+    def _indices(self, position: int) -> np.ndarray:
         epoch, index = divmod(position, self.batches_per_epoch)
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.examples))
-        return [self.examples[i] for i in order[index * self.batch_size : (index + 1) * self.batch_size]]
+        return order[index * self.batch_size : (index + 1) * self.batch_size]
 
 
 def batches(examples: Sequence[Example], size: int) -> Iterator[list[Example]]:

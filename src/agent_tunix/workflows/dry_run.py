@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
-from agent_tunix.algorithm.loss import kernel_is_known
+from agent_tunix.algorithm.logprobs import kernel_is_known
+from agent_tunix.algorithm.objectives import OBJECTIVES, clipped, soft_gate
 from agent_tunix.config.guidance import warnings
 from agent_tunix.config.mesh_shape import shown, sizes_of
 from agent_tunix.config.schema import Config, ModelSection
@@ -37,7 +38,7 @@ from agent_tunix.workflows.curve import as_svg, in_characters
 from agent_tunix.workflows.display import say
 from agent_tunix.workflows.examples import load_splits, load_task
 from agent_tunix.workflows.gather import with_demonstrations
-from agent_tunix.workflows.plan import Plan, make_plan, too_few
+from agent_tunix.workflows.plan import Plan, coefficients, make_plan, too_few
 
 USABLE = 0.92  # of a card's memory; the rest goes to the runtime and to fragments
 POINTS = 1200  # of the learning rate's curve, at most
@@ -67,6 +68,7 @@ def run(cfg: Config, output: Path, console: Console) -> Record:
     record: Record = {
         "parameters": _parameters(cfg, sizes),
         "counts": _counts(cfg, plan),
+        "objective": _objective(cfg),
         "learning_rate": _landmarks(plan),
         "memory_gb": {name: round(size, 3) for name, size in parts.items()},
         "devices": sizes.fsdp * sizes.tp,
@@ -211,6 +213,33 @@ def _counts(cfg: Config, plan: Plan) -> Record:
     }
 
 
+def _objective(cfg: Config) -> Record:
+    """What is maximised, in words."""
+    if cfg.training.method == "supervised":
+        return {"maximised": "the probability of worked answers"}
+    g, c, row = cfg.grpo, coefficients(cfg), OBJECTIVES[cfg.grpo.objective]
+    bounds = {clipped: f"clipped to {1 - g.epsilon:g} ... {1 + c.epsilon_high:g}", soft_gate: "weighed by a soft gate"}
+    ratio = bounds.get(row.surrogate, f"a weight of at most {1 + c.epsilon_high:g}")
+    against = "the mean of the others in a group" if row.baseline == "leave_one_out" else "the mean of a group"
+    scale = {"none": "not scaled"}.get(g.scale_rewards, f"over the standard deviation of the {g.scale_rewards}")
+    found = {
+        "maximised": g.objective,
+        "ratio": f"{row.ratio.__name__.replace('_', ' ')}, {ratio}",
+        "weight of tokens": row.weights.__name__.replace("_", " "),
+        "advantage": f"reward minus {against}, {scale}",
+        "divergence": f"{g.beta:g} x {g.kl_estimator}{' x ratio' if g.kl_correction else ''}" if g.beta else "none",
+    }
+    if row.surrogate is clipped and g.delta is not None:
+        found["ratio"] += f", by {g.delta:g} where the advantage is negative"
+    if g.importance_correction != "none":
+        found["correction of the sampler"] = f"{g.importance_correction} at {g.importance_cap:g}"
+    if g.overlong != "keep":
+        found["overlong completions"] = g.overlong
+    if g.resample_rounds:
+        found["groups without a spread"] = f"drawn anew, at most {g.resample_rounds} times"
+    return found
+
+
 def _landmarks(plan: Plan) -> dict[str, float]:
     """The rate at the updates that a reader would ask about."""
     last = plan.total_steps
@@ -219,7 +248,7 @@ def _landmarks(plan: Plan) -> dict[str, float]:
 
 
 def _show(record: Record, rates: list[float], picture: Path, console: Console) -> None:
-    forms = {"parameters": "{:,}", "counts": "{:,}", "learning_rate": "{:.3g}", "memory_gb": "{:.2f}"}
+    forms = {"parameters": "{:,}", "counts": "{:,}", "objective": "{}", "learning_rate": "{:.3g}", "memory_gb": "{:.2f}"}
     for section, form in forms.items():
         table = Table(title=section.replace("_", " "), show_header=False, title_justify="left")
         for name, value in record[section].items():

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from agent_tunix.algorithm import optimizers
-from agent_tunix.algorithm.loss import LOGITS_BUDGET, odds_rows
+from agent_tunix.algorithm.logprobs import LOGITS_BUDGET, odds_rows
 from agent_tunix.models.decoding import layout_fits
 from agent_tunix.models.gemma3 import Architecture
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, module_shape

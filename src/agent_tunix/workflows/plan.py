@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from agent_tunix.algorithm import schedules
+from agent_tunix.algorithm.objectives import Coefficients, LossForm
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.algorithm.schedules import Schedule
 from agent_tunix.config.schema import Config
@@ -83,8 +85,28 @@ def hyperparameters(cfg: Config, plan: Plan, t: int, rate_scale: float = 1.0) ->
         beta2=o.betas[1],
         eps=o.eps,
         max_grad_norm=o.max_grad_norm,
-        kl_beta=cfg.grpo.beta,
-        clip_epsilon=cfg.grpo.epsilon,
-        temperature=cfg.generation.temperature,
         norm_decay=o.weight_decay if o.decay_norms else 0.0,
     )
+
+
+def coefficients(cfg: Config) -> Coefficients:
+    """The scalars of the loss."""
+    g = cfg.grpo
+    return Coefficients(
+        temperature=cfg.generation.temperature,
+        beta=g.beta,
+        epsilon=g.epsilon,
+        epsilon_high=g.epsilon if g.epsilon_high is None else g.epsilon_high,
+        delta=math.inf if g.delta is None else g.delta,
+        importance_cap=g.importance_cap,
+        sapo_temperature_pos=g.sapo_temperature_pos,
+        sapo_temperature_neg=g.sapo_temperature_neg,
+    )
+
+
+def loss_form(cfg: Config) -> LossForm:
+    """What of the loss is compiled; demonstrations have the same loss under every objective."""
+    if cfg.training.method == "supervised":
+        return LossForm()
+    g = cfg.grpo
+    return LossForm(g.objective, g.kl_estimator, g.kl_correction, g.importance_correction)

@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 
 from agent_tunix.config.continuation import saved_steps
-from agent_tunix.config.load import read_saved, validate
+from agent_tunix.config.load import keys, read_saved, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine import ahead
 from agent_tunix.engine.guard import Interruption
@@ -44,10 +44,7 @@ from agent_tunix.workflows.report.page import report_on
 from agent_tunix.workflows.sweep_folder import APART, Group, groups_of, job_folders, labels, read_index, results, write_index
 from agent_tunix.workflows.train import Outcome, prepare, training
 
-INPUTS = (  # numbers that the compiled programs take as inputs, or that only the host reads
-    *(f"optimizer.{name}" for name in ("learning_rate", "weight_decay", "betas", "eps", "warmup_ratio", "max_grad_norm")),
-    *("scheduler", "grpo.beta", "grpo.epsilon", "generation.temperature", "seed"),
-)
+INPUTS = [key for key, field in keys(Config).items() if (field.json_schema_extra or {}).get("input")]
 WORTH = 0.5  # fuse where a decode step of all costs less than this share of their steps one by one
 PROBES = 3
 TOKENS = 8  # that a probe reads on a device that is given its work by calls; a processor needs no more than one

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis.extra.numpy import arrays
 
-from agent_tunix.algorithm.advantages import group_advantages, shuffle_within_groups
+from agent_tunix.algorithm.advantages import group_advantages, overlong_penalty, shuffle_within_groups
 
 rewards = arrays(
     np.float32,
@@ -60,3 +60,22 @@ def test_shuffling_stays_within_each_group_and_depends_on_the_key():
     orders = {tuple((row - row.min()).astype(int).tolist()) for row in shuffled}
     assert len(orders) == 4, "each group has an order of its own"
     assert not np.array_equal(shuffled, shuffle_within_groups(jax.random.key(1), advantages_PG))
+
+
+def test_the_baseline_of_leave_one_out_is_the_mean_of_the_others():
+    rewards = np.float32([[1.0, 0.0, 0.0, 0.5], [2.0, 2.0, 2.0, 2.0]])
+    found = group_advantages(rewards, "none", leave_one_out=True)
+    np.testing.assert_allclose(found[0], [1 - 0.5 / 3, -0.5, -0.5, 0.5 - 1 / 3], rtol=1e-6)
+    assert not found[1].any()
+
+
+def test_rewards_are_scaled_by_group_by_batch_or_not_at_all():
+    rewards = np.float32([[1.0, 0.0], [10.0, 0.0]])
+    by_group, by_batch, plain = (group_advantages(rewards, scale) for scale in ("group", "batch", "none"))
+    np.testing.assert_allclose(np.abs(by_group), np.sqrt(0.5), rtol=1e-3)
+    np.testing.assert_array_equal(plain, [[0.5, -0.5], [5.0, -5.0]])
+    np.testing.assert_allclose(by_batch, plain / (rewards.std(ddof=1) + 1e-4), rtol=1e-6)
+
+
+def test_the_penalty_falls_over_the_last_tokens():
+    np.testing.assert_allclose(overlong_penalty(np.array([1, 80, 90, 100]), 100, 20), [0, 0, -0.5, -1])

@@ -1,16 +1,18 @@
 """Optimizer, schedule and loss against torch, transformers and TRL (goldens by scripts/make_goldens.py)."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from agent_tunix.algorithm import optimizers, schedules
-from agent_tunix.algorithm.loss import LossInputs, grpo_loss
+from agent_tunix.algorithm.objectives import OBJECTIVES, Coefficients, LossForm, per_sequence, policy_loss
 from agent_tunix.engine.update import completion_logprobs
 from agent_tunix.models.huggingface import read_architecture
 from agent_tunix.models.weights import load_weights
-from agent_tunix.types import Prompts
+from agent_tunix.types import Batch, Prompts
 
 pytestmark = pytest.mark.golden
 FIELDS = {
@@ -35,9 +37,8 @@ def test_adamw_follows_torch_over_a_hundred_steps(goldens):
 
 
 def hyperparameters(rate, decay, beta1, beta2, eps, largest):
-    unused = {"kl_beta": 0.0, "clip_epsilon": 0.2, "temperature": 1.0}
     return optimizers.Hyperparameters(
-        learning_rate=rate, weight_decay=decay, beta1=beta1, beta2=beta2, eps=eps, max_grad_norm=largest, **unused
+        learning_rate=rate, weight_decay=decay, beta1=beta1, beta2=beta2, eps=eps, max_grad_norm=largest
     )
 
 
@@ -64,8 +65,9 @@ def test_loss_and_gradient_are_trls(goldens):
             weights, None, prompts, golden["completion_ids"], mask, arch=arch, temperature=temperature
         )
         old, reference = golden["old_per_token_logps"], golden["ref_per_token_logps"]
-        inputs = LossInputs(logprobs, old, reference, entropy, mask, golden["advantages"])
-        return grpo_loss(inputs, epsilon, beta)[0] / len(mask)
+        learnt = {"weights_BC": per_sequence(mask, mask.shape[1]), "advantages_B": golden["advantages"]}
+        batch = Batch(prompts, golden["completion_ids"], mask, mask, old, None, reference, **learnt)
+        return policy_loss(logprobs, entropy, batch, Coefficients(temperature, beta, epsilon, epsilon), LossForm())[0]
 
     for index, settings in enumerate(golden["settings"]):
         value, gradient = loss(weights, *settings)
@@ -74,3 +76,43 @@ def test_loss_and_gradient_are_trls(goldens):
             expected = golden[name][index]
             assert np.abs(expected).max() > 1e-4
             np.testing.assert_allclose(getattr(gradient.layers, field)[layer].T, expected, rtol=1e-3, atol=1e-6)
+
+
+def test_every_objective_of_trl_has_its_loss_and_its_gradient(goldens):
+    """By the log-probabilities of tokens. RLOO's divergence is in its reward there, so beta is 0 for it."""
+    golden = np.load(goldens / "losses.npz")
+    mask, old, drift = golden["mask"], golden["old"], golden["drift"]
+    prompts, seen = Prompts(np.zeros((4, 1), np.int32), np.zeros((4, 1), np.int32)), set()
+    for settings, loss, gradient in zip(
+        map(json.loads, golden["settings"]), golden["losses"], golden["gradients"], strict=True
+    ):
+        objective, corrected = settings["objective"], settings["correction"]
+        c = Coefficients(
+            temperature=1.0,
+            beta=settings["beta"],
+            epsilon=settings["epsilon"],
+            epsilon_high=settings["epsilon_high"],
+            delta=np.inf if settings["delta"] is None else settings["delta"],
+            importance_cap=1.1,
+        )
+        form = LossForm(objective, "k3", settings["kl_correction"], "truncate" if corrected else "none")
+        batch = Batch(
+            prompts,
+            np.zeros(mask.shape, np.int32),
+            mask,
+            mask,
+            old,
+            old + drift if corrected else None,
+            golden["reference"],
+            OBJECTIVES[objective].weights(mask, int(golden["longest"])),
+            golden["advantages"],
+        )
+
+        def ours(new, batch=batch, c=c, form=form):
+            return policy_loss(new, jnp.ones_like(new), jax.tree.map(jnp.asarray, batch), c, form)[0]
+
+        value, found = jax.jit(jax.value_and_grad(ours))(jnp.asarray(golden["new"]))
+        np.testing.assert_allclose(value, loss, rtol=2e-5)
+        np.testing.assert_allclose(found, gradient, rtol=2e-5, atol=2e-7)
+        seen.add(objective)
+    assert seen == set(OBJECTIVES) - {"gspo_token"}, "which TRL does not have"

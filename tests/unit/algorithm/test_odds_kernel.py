@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax import export
 from jax.experimental.pallas import mosaic_gpu
 
-from agent_tunix.algorithm import loss, odds_kernel
+from agent_tunix.algorithm import logprobs, odds_kernel
 from agent_tunix.models import kernels
 
 MOST = 1.5
@@ -61,7 +61,7 @@ def test_sums_and_odds_are_those_of_the_logits(interpreted, n, V, D, kept):
 
 
 def test_log_probabilities_and_gradients_are_those_of_written_logits(interpreted, monkeypatch):
-    monkeypatch.setattr(loss, "LOGITS_BUDGET", 264 * 100)  # 130 rows in two chunks, where odds are kept
+    monkeypatch.setattr(logprobs, "LOGITS_BUDGET", 264 * 100)  # 130 rows in two chunks, where odds are kept
     by_kernel, by_xla = (scores(on, monkeypatch, 130, 264) for on in (True, False))
     assert all(np.abs(x).max() > 0.01 for x in by_xla)
     assert_near(by_kernel, by_xla)
@@ -70,10 +70,10 @@ def test_log_probabilities_and_gradients_are_those_of_written_logits(interpreted
 @given(total=st.integers(1, 10**6), vocabulary=st.sampled_from([264, 262144, 262208]))
 def test_odds_are_written_of_a_few_rows_at_a_time(total, vocabulary):
     """Of at most a sixteenth, in whole tiles, and never more than the budget holds."""
-    rows = loss.odds_rows(total, vocabulary)
-    assert 1 <= rows * vocabulary <= loss.LOGITS_BUDGET
-    assert rows <= max(total / loss.FEWEST_CHUNKS + odds_kernel.ROWS, odds_kernel.ROWS)
-    assert rows % odds_kernel.ROWS == 0 or rows == loss.LOGITS_BUDGET // vocabulary
+    rows = logprobs.odds_rows(total, vocabulary)
+    assert 1 <= rows * vocabulary <= logprobs.LOGITS_BUDGET
+    assert rows <= max(total / logprobs.FEWEST_CHUNKS + odds_kernel.ROWS, odds_kernel.ROWS)
+    assert rows % odds_kernel.ROWS == 0 or rows == logprobs.LOGITS_BUDGET // vocabulary
 
 
 def assert_near(found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
@@ -84,12 +84,12 @@ def assert_near(found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
 
 def scores(on: bool, monkeypatch, n: int, V: int, D: int = 64) -> list[np.ndarray]:
     """Log-probabilities, entropies and a gradient, and the first once more where there is no gradient."""
-    monkeypatch.setattr(loss, "_kernel_serves", lambda *_: on)
+    monkeypatch.setattr(logprobs, "_kernel_serves", lambda *_: on)
     hidden_nD, embed_VD, weight_n, _ = states(n, V, D)
     tokens_1n = jnp.arange(n)[None] % V
 
     def of(hidden_nD):
-        logprobs_1n, entropy_1n = loss.token_logprobs(hidden_nD[None], tokens_1n, embed_VD, 0.7)
+        logprobs_1n, entropy_1n = logprobs.token_logprobs(hidden_nD[None], tokens_1n, embed_VD, 0.7)
         return (logprobs_1n * weight_n).sum(), (logprobs_1n, entropy_1n)
 
     gradient_nD, of_rows = jax.grad(of, has_aux=True)(hidden_nD)
@@ -119,17 +119,17 @@ def test_it_is_lowered_for_the_shapes_of_gemma_3(monkeypatch, V, D, kept):
 
 def test_it_serves_bfloat16_on_one_hopper_gpu(monkeypatch):
     def serves(V=264, D=128, dtype=jnp.bfloat16):
-        return loss._kernel_serves(jnp.zeros((1, D), dtype), jnp.zeros((V, D), dtype))
+        return logprobs._kernel_serves(jnp.zeros((1, D), dtype), jnp.zeros((V, D), dtype))
 
-    monkeypatch.setattr(jax, "__version_info__", loss.OLDEST_JAX)
+    monkeypatch.setattr(jax, "__version_info__", logprobs.OLDEST_JAX)
     assert serves() == (kernels.capability() == kernels.HOPPER)
     monkeypatch.setattr(kernels, "capability", lambda: kernels.HOPPER)
     assert serves()
     monkeypatch.setattr(jax, "__version_info__", (0, 10, 2))
     assert not serves()
-    monkeypatch.setattr(jax, "__version_info__", loss.OLDEST_JAX)
+    monkeypatch.setattr(jax, "__version_info__", logprobs.OLDEST_JAX)
     assert not serves(dtype=jnp.float32)
     assert not serves(D=96)
     assert not serves(V=47)
-    monkeypatch.setattr(loss, "several_devices", lambda: True)
+    monkeypatch.setattr(logprobs, "several_devices", lambda: True)
     assert not serves()

@@ -36,9 +36,6 @@ def scalars(learning_rate, weight_decay, max_grad_norm) -> Hyperparameters:
         beta2=BETAS[1],
         eps=EPS,
         max_grad_norm=max_grad_norm,
-        kl_beta=0.0,
-        clip_epsilon=0.2,
-        temperature=1.0,
     )
 
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import typing
-
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ from agent_tunix.algorithm.schedules import (
     warmup_steps_from_ratio,
     wsd,
 )
-from agent_tunix.config.schema import SchedulerSection
 
 LONGEST = 3000
 
@@ -131,10 +128,6 @@ def test_cosine_restarts_are_transformers_but_for_the_end_of_each_cycle(cycles):
 @given(plans())
 def test_one_cycle_is_the_plain_cosine(plan):
     np.testing.assert_array_equal(over_the_run(cosine_restarts(*plan, num_cycles=1), plan[2]), rates(*plan))
-
-
-def test_the_schema_names_the_schedules_there_are():
-    assert set(typing.get_args(SchedulerSection.model_fields["scheduler_name"].annotation)) == set(SCHEDULES)
 
 
 def test_rounding_does_not_lift_the_rate_above_the_peak():

@@ -103,7 +103,7 @@ def test_all_faults_are_reported_together(faults):
         ("optimizer.betas", [0.9, 1.0], "must be less than or equal to 0.999999"),
         ("optimizer.betas", [0.9, 0.99999999], "must be less than or equal to 0.999999"),
         ("optimizer.eps", 1e-45, "must be greater than or equal to 1e-30"),
-        ("optimizer.optimizer_name", "adam", "'adamw'"),
+        ("optimizer.optimizer_name", "adam", "must be one of adamw"),
         ("optimizer.decay_norms", True, "optimizer.decay_norms=true: adapters have no norms to decay"),
         ("optimizer.max_grad_norm", 0.0, "must be greater than 0"),
         ("generation.max_generation_steps", 200000, "must be less than or equal to 131072"),

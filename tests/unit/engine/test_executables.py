@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from agent_tunix.algorithm.objectives import Coefficients, LossForm
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine import ahead, executables
 from agent_tunix.engine.ahead import Program
@@ -92,11 +93,12 @@ def learnt(arch, weights, adapters, prompts):
         tokens = jnp.asarray(rng.integers(4, arch.vocab_size, shape), jnp.int32)
         logprobs = jnp.asarray(rng.normal(-3, 0.1, shape), jnp.float32)
         advantages = jnp.asarray(rng.normal(size=shape[0]), jnp.float32)
-        batch = Batch(prompts, tokens, jnp.ones(shape, bool), logprobs, logprobs, advantages)
-        h = Hyperparameters(1e-3, 0.01, 0.9, 0.999, 1e-8, 0.1, 0.08, 0.2, 0.9)
+        mask = jnp.ones(shape, bool)
+        batch = Batch(prompts, tokens, mask, mask, logprobs, None, logprobs, mask / mask.size, advantages)
+        h, c = Hyperparameters(1e-3, 0.01, 0.9, 0.999, 1e-8, 0.1), Coefficients(0.9, beta=0.08)
         state = init_state(jax.tree.map(jnp.copy, adapters))
-        static = {"arch": arch, "micro_batches": 1, "optimizer": "adamw"}
-        return Program(update, (state, batch, weights, h, jnp.inf), static)
+        static = {"arch": arch, "micro_batches": 1, "form": LossForm(), "optimizer": "adamw"}
+        return Program(update, (state, batch, weights, h, c, jnp.inf), static)
 
     return program
 

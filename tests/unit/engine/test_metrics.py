@@ -227,8 +227,8 @@ SCORED = Scored(
     dict(enumerate("abcdef")),
     {"answer": np.float32([0, 1, 0.5, 1, 1, 1])},
     rewards_PG=np.float32([[1, 3, 2], [2, 2, 2]]),
-    advantages_PG=np.float32([[-1, 1, 0], [0, 0, 0]]),
 )
+ADVANTAGES = np.float32([[-1, 1, 0], [0, 0, 0]])
 
 
 def test_what_a_batch_says_of_the_policy():
@@ -249,7 +249,7 @@ def test_what_a_batch_cost():
 
 
 def test_the_best_and_the_worst_completion_of_the_first_prompt_are_shown():
-    best, worst = sample_records(Example("1+1?", "2", ()), SCORED)
+    best, worst = sample_records(Example("1+1?", "2", ()), SCORED, ADVANTAGES)
     asked = {"prompt": "1+1?", "answer": "2"}
     assert best == {**asked, "completion": "b", "reward": 3.0, "rewards": {"answer": 1.0}, "advantage": 1.0}
     assert worst == {**asked, "completion": "a", "reward": 1.0, "rewards": {"answer": 0.0}, "advantage": -1.0}

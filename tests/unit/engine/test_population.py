@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from agent_tunix.algorithm.objectives import Coefficients, LossForm
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine import ahead
 from agent_tunix.engine.batch import widened
-from agent_tunix.engine.population import Ready, Reference, Sample, Update, alone, together
+from agent_tunix.engine.population import Logprobs, Ready, Sample, Update, alone, together
 from agent_tunix.engine.rollout import Draw, Sampling
 from agent_tunix.engine.update import init_state
 from agent_tunix.errors import DivergenceError, UserError
@@ -161,7 +162,8 @@ def test_any_other_error_ends_all_and_lets_each_close():
 def batch(width: int) -> Batch:
     """A completion of each of two prompts."""
     tokens = jnp.ones((2, width), jnp.int32)
-    return Batch(Prompts(tokens[:, :1], tokens[:, :1]), tokens, tokens > 0, tokens * 0.5, None, jnp.ones(2))
+    learnt = {"weights_BC": tokens / (2 * width), "advantages_B": jnp.ones(2)}
+    return Batch(Prompts(tokens[:, :1], tokens[:, :1]), tokens, tokens > 0, tokens > 0, tokens * 0.5, **learnt)
 
 
 def test_batches_are_padded_on_the_right_to_the_widest():
@@ -181,8 +183,8 @@ def test_batches_are_padded_on_the_right_to_the_widest():
                 "draw": [Draw(None, Prompts(np.ones((rows, 3)), np.ones((rows, 3))), None) for rows in (2, 4)],
             },
         ),
-        (Reference, {"micro_batches": [1, 2]}),
-        (Update, {"micro_batches": [1, 2], "optimizer": ["adamw", "lion"]}),
+        (Logprobs, {"micro_batches": [1, 2], "shared": [True, False]}),
+        (Update, {"micro_batches": [1, 2], "form": [LossForm(), LossForm("gspo")], "optimizer": ["adamw", "lion"]}),
     ],
 )
 def test_what_needs_another_program_is_of_another_kind(request_of, static):
@@ -213,16 +215,16 @@ def test_completions_that_all_runs_share_are_drawn_once(weights, arch, monkeypat
 
 
 def test_a_reference_is_as_wide_as_its_own_batch(weights, arch):
-    narrow, wide = (Reference(weights, None, batch(width), 1.0, arch, 1) for width in (2, 4))
-    found, _ = Reference.answer([narrow, wide])
-    (by_itself,) = Reference.answer([narrow])
+    narrow, wide = (Logprobs(weights, None, batch(width), 1.0, arch, 1, shared=True) for width in (2, 4))
+    found, _ = Logprobs.answer([narrow, wide])
+    (by_itself,) = Logprobs.answer([narrow])
     np.testing.assert_allclose(found, by_itself, atol=1e-5)
 
 
 def test_a_copy_that_fills_a_place_is_not_updated(weights, adapters, arch):
     """Its state is the first's own, which an update uses up."""
-    h = Hyperparameters(0.01, 0.0, 0.9, 0.99, 1e-8, 1.0, 0.0, 0.2, 1.0)
+    h = Hyperparameters(0.01, 0.0, 0.9, 0.99, 1e-8, 1.0)
     state = init_state(Adapters({"q_proj": jnp.copy(adapters.a["q_proj"])}, {"q_proj": jnp.copy(adapters.b["q_proj"])}, 2.0))
-    request = Update(state, batch(2), weights, h, np.inf, arch, 1, "adamw")
+    request = Update(state, batch(2), weights, h, Coefficients(1.0), np.inf, arch, 1, LossForm(), "adamw")
     ((updated, _),) = Update.answer([request, request])
     assert int(updated.step) == 1

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from agent_tunix.algorithm import optimizers
-from agent_tunix.algorithm.loss import LossInputs, grpo_loss
+from agent_tunix.algorithm.objectives import Coefficients, LossForm, per_sequence, policy_loss
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine import update as update_module
 from agent_tunix.engine.guard import fault_of
-from agent_tunix.engine.update import completion_logprobs, init_state, reference_logprobs
+from agent_tunix.engine.update import batch_logprobs, completion_logprobs, init_state
 from agent_tunix.models.lora import Adapters
 from agent_tunix.types import Batch, Prompts
 
@@ -25,16 +25,14 @@ H = Hyperparameters(
     beta2=0.99,
     eps=1e-8,
     max_grad_norm=1.0,
-    kl_beta=BETA,
-    clip_epsilon=EPSILON,
-    temperature=TEMPERATURE,
 )
+C = Coefficients(temperature=TEMPERATURE, beta=BETA, epsilon=EPSILON, epsilon_high=EPSILON)
 LENGTHS = np.array([6, 2, 3, 6, 1, 4])
 
 
 @pytest.fixture(scope="module")
 def update(weights, arch):
-    return partial(update_module.update, weights=weights, h=H, max_kl=np.inf, arch=arch, micro_batches=1)
+    return partial(update_module.update, weights=weights, h=H, c=C, max_kl=np.inf, arch=arch, micro_batches=1)
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +56,10 @@ def tight(weights, adapters, prompts, arch, logprobs) -> Batch:
     mask = jnp.asarray(mask)
     now, _ = logprobs(adapters, prompts, tokens, mask, temperature=TEMPERATURE)
     old = jnp.where(mask, now + jnp.asarray(rng.normal(0, 0.2, (6, 6)), jnp.float32), 0)
-    batch = Batch(prompts, tokens, mask, old, None, jnp.asarray([1.0, -1.0, 0.5, -0.5, -2.0, 2.0]))
-    (reference,) = reference_logprobs((batch,), weights, None, (TEMPERATURE,), arch=arch, micro_batches=3)
+    shares = jnp.asarray(per_sequence(np.asarray(mask), 6), jnp.float32)
+    advantages = jnp.asarray([1.0, -1.0, 0.5, -0.5, -2.0, 2.0])
+    batch = Batch(prompts, tokens, mask, mask, old, weights_BC=shares, advantages_B=advantages)
+    (reference,) = batch_logprobs((batch,), weights, None, (TEMPERATURE,), arch=arch, micro_batches=3)
     return dataclasses.replace(batch, reference_logprobs_BC=reference)
 
 
@@ -70,10 +70,10 @@ def batch(tight) -> Batch:
 
 @pytest.fixture(scope="module")
 def loss_and_gradient(weights, arch):
-    """Of a batch; the gradient is that of the sum over sequences, before any optimizer."""
+    """Of a batch, before any optimizer."""
 
     def loss(adapters, batch):
-        value, stats_K = update_module._loss(adapters, batch, weights, (H,), arch)
+        value, stats_K = update_module._loss(adapters, batch, weights, (C,), arch, LossForm())
         return value, jax.tree.map(lambda stat_K: stat_K[0], stats_K)
 
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
@@ -86,14 +86,10 @@ def widened(batch: Batch, trash: int, left: int = 3, right: int = 2) -> Batch:
         jnp.pad(batch.prompts.positions_PS, ((0, 0), (left, 0)), constant_values=-1),
     )
     pad = partial(jnp.pad, pad_width=((0, 0), (0, right)))
-    return Batch(
-        prompts,
-        jnp.where(pad(batch.mask_BC), pad(batch.tokens_BC), trash),
-        pad(batch.mask_BC),
-        pad(batch.old_logprobs_BC),
-        pad(batch.reference_logprobs_BC),
-        batch.advantages_B,
-    )
+    names = ("tokens_BC", "mask_BC", "learnt_BC", "old_logprobs_BC", "reference_logprobs_BC", "weights_BC")
+    wide = {name: pad(getattr(batch, name)) for name in names}
+    wide["tokens_BC"] = jnp.where(wide["mask_BC"], wide["tokens_BC"], trash)
+    return dataclasses.replace(batch, prompts=prompts, **wide)
 
 
 def fresh(trainable):
@@ -128,8 +124,7 @@ def test_groups_that_share_a_padded_prompt_learn_as_sequences_read_apart_in_one_
         logprobs_BCV = jax.nn.log_softmax(hidden_BTD[:, 7:-1] @ weights.embed_VD.T / TEMPERATURE)
         logprobs_BC = jnp.take_along_axis(logprobs_BCV, batch.tokens_BC[..., None], axis=-1)[..., 0]
         entropy_BC = -(jnp.exp(logprobs_BCV) * logprobs_BCV).sum(axis=-1)
-        given = (batch.old_logprobs_BC, batch.reference_logprobs_BC, entropy_BC, batch.mask_BC, batch.advantages_B)
-        return grpo_loss(LossInputs(logprobs_BC, *given), EPSILON, BETA)
+        return policy_loss(logprobs_BC, entropy_BC, batch, C, LossForm())
 
     want = jax.jit(jax.value_and_grad(loss, has_aux=True))(adapters)
     for trash in (0, 23):
@@ -152,13 +147,12 @@ def test_the_reference_is_the_base_with_adapters_off_however_it_is_sliced(tight,
 def test_an_update_is_clipped_adamw_on_the_mean_gradient(adapters, batch, loss_and_gradient, update):
     state, stats = update(fresh(adapters), batch)
     (loss, _), grads = loss_and_gradient(adapters, batch)
-    grads = jax.tree.map(lambda g: np.asarray(g) / 6, grads)
     want, _, _ = jax.jit(optimizers.step)(grads, fresh(adapters).optimizer, adapters, H)
     norm = np.sqrt(sum((np.asarray(g, np.float64) ** 2).sum() for g in jax.tree.leaves(grads)))
     assert_close(state.trainable, want)
     assert state.step == 1
     np.testing.assert_allclose(stats.lr, 0.01, rtol=1e-6)
-    np.testing.assert_allclose(stats.loss.loss, loss / 6, rtol=1e-4)
+    np.testing.assert_allclose(stats.loss.loss, loss, rtol=1e-4)
     np.testing.assert_allclose(stats.grad_norm, norm, rtol=1e-3)
     change = jax.tree.map(lambda a, b: np.asarray(a, np.float64) - b, state.trainable, adapters)
     moved = np.sqrt(sum((c**2).sum() for c in jax.tree.leaves(change)))
@@ -216,7 +210,7 @@ def test_all_weights_can_be_trained_by_demonstrations(weights, batch, update):
 def test_a_change_that_is_no_number_does_not_reach_the_weights(adapters, batch, update):
     """Where a gradient is zero and nothing is added to the denominator, AdamW divides zero by zero."""
     still = dataclasses.replace(batch, advantages_B=jnp.zeros(6))
-    state, stats = update(fresh(adapters), still, h=dataclasses.replace(H, eps=0.0, kl_beta=0.0))
+    state, stats = update(fresh(adapters), still, h=dataclasses.replace(H, eps=0.0), c=dataclasses.replace(C, beta=0.0))
     assert np.isfinite(stats.loss.loss)
     assert not stats.applied
     assert fault_of(stats, np.inf) == "the norm of the update is nan"

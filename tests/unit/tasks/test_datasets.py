@@ -75,3 +75,18 @@ def test_padding_lies_left_of_prompts_and_right_of_completions():
 def test_a_sequence_wider_than_the_batch_is_a_fault(pad):
     with pytest.raises(ValueError, match="broadcast"):
         pad([(1, 2, 3)], 2, pad_id=0)
+
+
+def test_further_batches_are_others_and_follow_from_seed_and_position():
+    stream = Stream(list(range(20)), 4, 5, seed=0)
+    own, rounds = stream.batch(3), [stream.further(3, round) for round in (1, 2, 3, 4)]
+    drawn = [example for batch in rounds for example in batch]
+    assert len(set(drawn)) == 16
+    assert not set(drawn) & set(own)
+    assert rounds[1] == Stream(list(range(20)), 4, 5, seed=0).further(3, 2)
+    assert stream.further(2, 1) != rounds[0] != Stream(list(range(20)), 4, 5, seed=1).further(3, 1)
+
+
+def test_a_data_set_of_one_batch_gives_it_again():
+    stream = Stream(list(range(4)), 4, 1, seed=0)
+    assert sorted(stream.further(0, 1)) == sorted(stream.further(0, 2)) == [0, 1, 2, 3]

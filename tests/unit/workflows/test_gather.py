@@ -13,7 +13,7 @@ from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine import ahead
 from agent_tunix.engine.metrics import Clock
-from agent_tunix.engine.population import Foresight, Ready, Reference, Sample, together
+from agent_tunix.engine.population import Foresight, Logprobs, Ready, Sample, together
 from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.types import Rollouts
 from agent_tunix.workflows import setup, train
@@ -69,7 +69,7 @@ def test_the_reference_is_asked_for_before_the_host_scores():
     assert isinstance(asking.send(rollouts()), Ready)
     assert scorer.looks == 1, "there is time for other things before completions are waited for"
     request = asking.send(None)
-    assert isinstance(request, Reference)
+    assert isinstance(request, Logprobs)
     assert not scorer.asked
     logprobs_BC = jnp.full(request.batch.tokens_BC.shape, -3.0)
     gathered = _end(asking, logprobs_BC)
@@ -145,3 +145,47 @@ def _end(asking, answer):
     except StopIteration as end:
         return end.value
     raise AssertionError(f"asked for more: {request}")
+
+
+def test_groups_without_a_spread_are_drawn_anew_and_what_is_recorded_is_the_first_draw():
+    """Of the first draw no group has a spread, of the second the second, of the third there is none left to ask for."""
+
+    class Rising(Watched):
+        def __call__(self, prompts, completions, truths):
+            self.looks += 1
+            by_draw = {1: [1, 1, 1, 1], 2: [0, 0, 0, 1], 3: [1, 0, 1, 0]}
+            return {"second": np.float32(by_draw[self.looks])}
+
+    scorer = Rising()
+    run = dataclasses.replace(prepared("grpo.beta=0", "grpo.resample_rounds=5"), scorer=scorer)
+    asking = gather(run, setup.new_state(run.cfg, run.model), asked_at(run, 0), Clock(), lambda: None)
+    prompts = []
+    request = next(asking)
+    for _ in range(3):
+        prompts.append(np.asarray(request.draw.prompts.tokens_PS))
+        assert isinstance(asking.send(rollouts()), Ready)
+        try:
+            request = asking.send(None)
+        except StopIteration as end:
+            gathered = end.value
+    assert scorer.looks == 3
+    want = [prompts[1][1], prompts[2][0]]
+    np.testing.assert_array_equal(gathered.batch.prompts.tokens_PS, want)
+    np.testing.assert_array_equal(np.sign(gathered.batch.advantages_B), [-1, 1, 1, -1])
+    assert gathered.record["groups/discarded"] == 3
+    assert (gathered.record["reward/mean"], gathered.record["groups/zero_variance"]) == (1.0, 1.0)
+    assert len(gathered.lengths_B) == 3 * PROMPTS * GENERATIONS
+
+
+def test_completions_that_were_cut_are_left_out_or_paid_less(monkeypatch):
+    def gathered(*overrides: str):
+        asking = conversation(Watched(), "grpo.beta=0", *overrides)
+        next(asking)
+        asking.send(rollouts())
+        return _end(asking, None)
+
+    assert not np.asarray(gathered("grpo.overlong=mask").batch.weights_BC).any(), "none of them ended"
+    np.testing.assert_allclose(np.asarray(gathered().batch.weights_BC).sum(), 1, rtol=1e-5)
+    paid_less = gathered("grpo.overlong=penalty", "grpo.overlong_buffer=2").record
+    assert paid_less["overlong/penalty"] == -1
+    assert paid_less["reward/mean"] == gathered().record["reward/mean"] - 1

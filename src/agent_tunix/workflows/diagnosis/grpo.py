@@ -6,6 +6,7 @@ import math
 import statistics
 from typing import Any
 
+from agent_tunix.algorithm.objectives import OBJECTIVES, token_ratio
 from agent_tunix.tasks.arithmetic import how_many
 from agent_tunix.workflows.diagnosis.finding import Finding, Severity, unless
 from agent_tunix.workflows.diagnosis.records import RunRecords, difference, late, trend
@@ -34,6 +35,8 @@ NOISE = 0.6  # share of the entropy of blind guessing; a model that knows its la
 KL_RUNAWAY = 0.5  # nats a token; runs that learn end between 0.01 and 0.2
 MISMATCH = 1e-2  # nats a token between sampler and trainer; float32 gives 1e-13, bfloat16 2e-4
 CLIPPED = 0.1  # share of tokens whose gradient the ratio clip removes; a few percent is usual
+CLIPPED_WHOLE = 0.5  # where whole sequences have one ratio: clipping many of them is how such objectives work
+DISCARDED = 0.75  # share of the groups drawn that are thrown away
 ANSWERS = ("answer_correct", "number_in_answer")  # our reward functions that look at the answer
 DEFAULT_BETA = 0.08
 
@@ -71,6 +74,24 @@ def _has_worked_answers(run: RunRecords) -> bool:
 
 def _few_tokens(run: RunRecords) -> bool:
     return run.number("generation.top_k", 50) < 3 or run.number("generation.top_p", 1.0) < 0.5
+
+
+def discarded(run: RunRecords) -> Finding | None:
+    """Dynamic sampling draws much to learn from little."""
+    thrown, prompts = (
+        run.values("groups/discarded"),
+        run.number("training.batch_size", 0) or run.number("training.micro_batch_size", 0),
+    )
+    if len(thrown) < 3 or not prompts:
+        return None
+    share = statistics.median(thrown) / (statistics.median(thrown) + prompts)
+    if share < DISCARDED:
+        return None
+    evidence = (
+        f"{share:.0%} of the groups drawn had no variance in their rewards and were thrown away "
+        f"(grpo.resample_rounds={run.setting('grpo.resample_rounds')}): most of the time goes into them"
+    )
+    return Finding("most groups thrown away", unless(learnt(run)), evidence, _some_signal(run))
 
 
 def never_positive(run: RunRecords) -> Finding | None:
@@ -226,14 +247,23 @@ def _more_precisely(run: RunRecords) -> str:
 def clipped_ratios(run: RunRecords) -> Finding | None:
     """The policy moves so far within one batch that most of its updates are cut off."""
     later = [share for share in run.values("clip_fraction") if share > 0]  # a batch's first update seldom is clipped
-    iterations = run.iterations
-    if len(later) < 3 or len(later) < run.steps * (iterations - 1) / iterations / 2 or statistics.median(later) < CLIPPED:
+    iterations, objective = run.iterations, OBJECTIVES.get(str(run.setting("grpo.objective")), OBJECTIVES["grpo"])
+    whole, epsilon = objective.ratio is not token_ratio, run.number("grpo.epsilon", 0.2)
+    usual = CLIPPED_WHOLE if whole else CLIPPED
+    if len(later) < 3 or len(later) < run.steps * (iterations - 1) / iterations / 2 or statistics.median(later) < usual:
         return None
+    high = run.setting("grpo.epsilon_high")
+    bounds = f"grpo.epsilon={epsilon:g}" + (f", grpo.epsilon_high={high}" if high is not None else "")
     evidence = (
         f"the ratio clip cut {statistics.median(later):.0%} of the tokens in {len(later)} of {run.steps} updates "
-        f"(grpo.epsilon={run.setting('grpo.epsilon')}, grpo.num_iterations={iterations})"
+        f"({bounds}, grpo.num_iterations={iterations})"
     )
-    if run.number("grpo.epsilon", 0.2) < 0.1:
+    if whole:
+        wider = {"grpo.epsilon": rounded(3 * epsilon)}
+        remedy = rerun(
+            run, wider if high is None else wider | {"grpo.epsilon_high": rounded(3 * run.number("grpo.epsilon_high", 0.2))}
+        )
+    elif epsilon < 0.1:
         remedy = rerun(run, {"grpo.epsilon": 0.2})
     elif iterations > 1:
         remedy = rerun(run, {"grpo.num_iterations": 1})

@@ -38,6 +38,7 @@ MEASURES = (
     Measure("grad_norm", "Gradient norm", "Before clipping.", log=True),
     Measure("lr", "Learning rate", "As the schedule and the guard set it.", log=True),
     Measure("entropy", "Entropy", "How undecided the policy is, in nats a token. Near zero it explores no more."),
+    Measure("groups/discarded", "Groups thrown away", "Drawn, and without a difference in their rewards to learn from."),
     Measure("completion/length", "Length of completions", "Mean over a batch, in tokens."),
 )
 

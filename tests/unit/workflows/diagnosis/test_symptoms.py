@@ -28,6 +28,7 @@ ILL = {
     "slow convergence": {"accuracies": (0.4, 0.5, 0.6), "kl": 2e-3},
     "no signal": {"accuracies": (0.4, 0.4), "groups__zero_variance": 1.0, **FLAT_REWARD},
     "rewards never positive": {"accuracies": (0.4, 0.4), "reward__mean": -1.0},
+    "most groups thrown away": {"accuracies": (0.4, 0.4), "groups__discarded": 200, **FLAT_REWARD},
     "answers truncated": {"accuracies": (0.0, 0.0), "completion__truncated": 0.9, "reward__mean": 0.1},
     "format learnt but not arithmetic": {
         "accuracies": (0.4, 0.41),
@@ -322,3 +323,20 @@ def test_a_series_is_read_once_and_not_kept_for_other_records(config):
     run = run_of(config, steps=3)
     assert run.series("kl") is run.series("kl")
     assert dataclasses.replace(run, metrics=run.metrics[:1]).series("kl") == run.series("kl")[:1]
+
+
+def test_ratios_of_whole_sequences_are_clipped_as_they_should_be_and_a_wider_clip_is_advised_where_most_are(config):
+    gspo = changed(config, grpo__objective="gspo", grpo__epsilon=3e-4, grpo__epsilon_high=4e-4)
+    assert grpo.clipped_ratios(run_of(gspo, clip_fraction=0.3)) is None
+    found = grpo.clipped_ratios(run_of(gspo, clip_fraction=0.8))
+    assert "grpo.epsilon=0.0009" in found.remedy
+    assert "grpo.epsilon_high=0.0012" in found.remedy
+    assert "grpo.epsilon_high=0.0004" in found.evidence
+
+
+def test_dynamic_sampling_that_throws_most_away_is_told(config):
+    resampled = changed(config, grpo__resample_rounds=3, training__micro_batch_size=4, training__batch_size=8)
+    assert grpo.discarded(run_of(resampled, groups__discarded=8)) is None
+    found = grpo.discarded(run_of(resampled, groups__discarded=30))
+    assert "79%" in found.evidence
+    assert grpo.discarded(run_of(config)) is None

@@ -1,13 +1,4 @@
-"""The GRPO objective (Shao et al., 2024, arXiv:2402.03300, equations 3 and 4).
-
-    J = 1/B sum_b 1/|o_b| sum_t { min(rho A, clip(rho, 1 - eps, 1 + eps) A) - beta KL }
-    rho = pi(o_t) / pi_old(o_t)            KL = pi_ref(o_t) / pi(o_t) - log(pi_ref(o_t) / pi(o_t)) - 1
-
-All log-probabilities are at the sampling temperature: the policy that is trained is the policy that was sampled. The KL is
-Schulman's k3 estimate; as in the paper its gradient flows through the sampled tokens only. `pi_old` is what
-the sampler reported, so the ratio also corrects for any difference between sampler and trainer. Where nothing
-was sampled (demonstrations, with advantage 1) the surrogate is A log pi(o_t), and the loss is the usual cross-entropy.
-"""
+"""Log-probabilities of tokens and the entropy of their distributions, without ever holding all logits."""
 
 from __future__ import annotations
 
@@ -19,7 +10,6 @@ import jax.numpy as jnp
 
 from agent_tunix.models import kernels
 from agent_tunix.models.mesh import EVERYWHERE, cut, several_devices
-from agent_tunix.types import pytree
 
 LOGITS_BUDGET = 2**28  # float32 logits alive at once while log-probabilities are taken: 1 GiB
 GREATEST_LOG_ODDS = 60.0  # far above what sampling yields; a vocabulary of e^60 still sums to a finite float32
@@ -28,74 +18,6 @@ FEWEST_CHUNKS = 16  # of many rows where it writes odds too, lest these be what 
 TILE = 128  # rows that it makes odds of at a time
 OLDEST_JAX = (0, 11)  # with which the kernel has run, on a GPU or interpreted
 SHARES = 8  # into which the sum over the vocabulary is split
-
-
-@pytree
-class LossInputs:
-    logprobs_BC: jax.Array
-    old_logprobs_BC: jax.Array | None
-    reference_logprobs_BC: jax.Array | None
-    entropy_BC: jax.Array
-    mask_BC: jax.Array
-    advantages_B: jax.Array
-
-
-@pytree
-class LossStats:
-    """Each is a mean over the tokens of a sequence, summed over sequences; an update divides by their number."""
-
-    loss: jax.Array
-    kl: jax.Array
-    entropy: jax.Array
-    clip_fraction: jax.Array
-    mismatch_kl: jax.Array
-
-
-def grpo_loss(inputs: LossInputs, epsilon: jax.typing.ArrayLike, beta: jax.typing.ArrayLike) -> tuple[jax.Array, LossStats]:
-    """Minus the objective, summed over sequences rather than averaged, so that micro-batches add up."""
-    advantages_BC = inputs.advantages_B[:, None]
-    if inputs.old_logprobs_BC is None:
-        log_ratio_BC = jnp.zeros_like(inputs.logprobs_BC)
-        unclipped_BC = surrogate_BC = inputs.logprobs_BC * advantages_BC
-    else:
-        log_ratio_BC = _where_seen(inputs.logprobs_BC - inputs.old_logprobs_BC, inputs.mask_BC)
-        ratio_BC = jnp.exp(log_ratio_BC)
-        unclipped_BC = ratio_BC * advantages_BC
-        clipped_BC = jnp.clip(ratio_BC, 1 - epsilon, 1 + epsilon) * advantages_BC
-        surrogate_BC = jnp.minimum(unclipped_BC, clipped_BC)
-    objective_BC = surrogate_BC
-    kl_BC = jnp.zeros_like(surrogate_BC)
-    if inputs.reference_logprobs_BC is not None:
-        kl_BC = k3(_where_seen(inputs.reference_logprobs_BC - inputs.logprobs_BC, inputs.mask_BC))
-        objective_BC = surrogate_BC - beta * kl_BC
-
-    def per_sequence(values_BC):
-        return sequence_means(values_BC, inputs.mask_BC).sum()
-
-    loss = -per_sequence(objective_BC)
-    stats = LossStats(
-        loss=loss,
-        kl=per_sequence(kl_BC),
-        entropy=per_sequence(inputs.entropy_BC),
-        clip_fraction=per_sequence(surrogate_BC < unclipped_BC),
-        mismatch_kl=per_sequence(k3(log_ratio_BC)),  # of the trainer from the sampler, which drew the tokens
-    )
-    return loss, jax.lax.stop_gradient(stats)
-
-
-def k3(log_ratio: jax.Array) -> jax.Array:
-    """Schulman's unbiased, non-negative estimate of KL(p || q) from samples of p, given log q - log p."""
-    return jnp.expm1(log_ratio) - log_ratio
-
-
-def _where_seen(log_ratio_BC: jax.Array, mask_BC: jax.Array) -> jax.Array:
-    """Zero at padding, which a model may find so unlikely that the exponential of the ratio is infinite."""
-    return jnp.where(mask_BC, log_ratio_BC, 0.0)
-
-
-def sequence_means(values_BC: jax.Array, mask_BC: jax.Array) -> jax.Array:
-    """Mean over each sequence's own tokens; a sequence with none counts zero."""
-    return (values_BC * mask_BC).sum(axis=1) / jnp.maximum(mask_BC.sum(axis=1), 1)
 
 
 def token_logprobs(hidden_BCD, tokens_BC, embed_VD, temperature) -> tuple[jax.Array, jax.Array]:
