@@ -11,7 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from agent_tunix.config.load import read_saved, validate
+from agent_tunix.config.load import escaped, read_saved, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.errors import GOING_ON, UserError
 
@@ -40,7 +40,7 @@ def resumed(folder: str, overrides: Sequence[str]) -> tuple[Config, Path]:
     path = Path(folder)
     if not (path / "config.yaml").exists():
         raise no_run(folder, "training.resume")
-    saved = read_saved(path / "config.yaml")
+    saved = OmegaConf.create(escaped(read_saved(path / "config.yaml")))
     began = {key: OmegaConf.select(saved, key) for key in FIXED}
     for override, parsed in zip(overrides, OverridesParser.create().parse_overrides(list(overrides)), strict=True):
         key, value = parsed.key_or_group, parsed.value()
@@ -105,7 +105,8 @@ def anchored(cfg: C) -> C:
         raise UserError(f"training.init_step={step}: a step of which run? Give training.init_from=<run folder> too.")
     if folder is None or not (Path(folder) / "config.yaml").exists():
         return cfg
-    weights = OmegaConf.select(read_saved(Path(folder) / "config.yaml"), "model.weights") or cfg.model.weights
+    section = read_saved(Path(folder) / "config.yaml").get("model")
+    weights = (section.get("weights") if isinstance(section, dict) else None) or cfg.model.weights
     step = max(saved_steps(Path(folder)), default=None) if step is None else step
     training = cfg.training.model_copy(update={"init_step": step})
     return cfg.model_copy(update={"training": training, "model": cfg.model.model_copy(update={"weights": weights})})

@@ -24,6 +24,7 @@ FOLDERS = (
     *("hydra.run.dir", "hydra.sweep.dir"),
 )
 FOLDER_TO_QUOTE = re.compile(r"""(["']?)([0-9][\w.+-]*|~[^"',]*)\1""")  # a comma may part the values of a sweep
+REFERENCE = re.compile(r"(\\*)\$\{")  # OmegaConf looks up what follows, unless a backslash of its own is before it
 WHY = {
     "grpo.num_generations": "GRPO compares the completions of one prompt with each other",
     "generation.temperature": "for greedy decoding evaluate with inference_config=greedy",
@@ -159,10 +160,29 @@ def read_config(path: Path) -> DictConfig:
     return found
 
 
-def read_saved(path: Path, kind: type[BaseModel] = Config) -> DictConfig:
-    """The configuration that a run or a search has written down; keys that came later have the values it was made by."""
+def read_saved(path: Path, kind: type[BaseModel] = Config) -> dict[str, Any]:
+    """The configuration that a run or a search has written down; keys that came later have the values it was made by.
+
+    It is plain data, and a stranger may have written it: references are refused, as one to the environment, where secrets
+    are.
+    """
     saved: Any = OmegaConf.to_container(read_config(path))
-    return OmegaConf.create(_completed(saved, kind))
+    if found := list(_references(saved)):
+        raise UserError(
+            f"{path}: a saved configuration is plain data, and nothing is looked up for it, as would be for\n  "
+            + "\n  ".join(found)
+            + "\nWrite the values themselves; where a text has ${ in it, write \\${."
+        )
+    return _completed(_literal(saved), kind)
+
+
+def _references(value: Any, key: str = "") -> Iterable[str]:
+    """Each text that OmegaConf would not take literally, with its key."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, part in parts:
+        yield from _references(part, f"{key}.{name}" if key else str(name))
+    if isinstance(value, str) and any(len(found[1]) % 2 == 0 for found in REFERENCE.finditer(value)):
+        yield f"{key}={value[:100]}"
 
 
 def _completed(saved: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
@@ -179,7 +199,7 @@ def _completed(saved: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, Any
 
 
 def config_text(config: BaseModel) -> str:
-    """As YAML that `read_config` reads, in which `${` stands for itself."""
+    """As YAML that `read_saved` reads, in which `${` stands for itself."""
     return OmegaConf.to_yaml(OmegaConf.create(escaped(config.model_dump(mode="json"))))
 
 
@@ -189,7 +209,16 @@ def escaped(value: Any) -> Any:
         return {key: escaped(part) for key, part in value.items()}
     if isinstance(value, list):
         return [escaped(part) for part in value]
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
+    return REFERENCE.sub(r"\1\1\\${", value) if isinstance(value, str) else value
+
+
+def _literal(value: Any) -> Any:
+    """What was `escaped`."""
+    if isinstance(value, dict):
+        return {key: _literal(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_literal(part) for part in value]
+    return REFERENCE.sub(lambda found: found[1][len(found[1]) // 2 + 1 :] + "${", value) if isinstance(value, str) else value
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:

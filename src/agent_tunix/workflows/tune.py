@@ -76,7 +76,7 @@ def check(cfg: TuneConfig, folder: Path) -> Record:
         saved = leaves(validate(read_saved(folder / "tune.yaml", TuneConfig), TuneConfig).model_dump(mode="json"))
     except UserError as fault:
         raise UserError(
-            f"{folder / 'tune.yaml'} is not the whole configuration of a search. Choose another folder."
+            f"{folder / 'tune.yaml'} is not the whole configuration of a search. Choose another folder.\n{fault}"
         ) from fault
     wanted = leaves(cfg.model_dump(mode="json"))
     differing = [key for key in {**saved, **wanted} if saved.get(key) != wanted.get(key)]

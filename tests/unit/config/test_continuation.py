@@ -45,6 +45,15 @@ def test_a_value_is_read_as_hydra_reads_it(run, written, meant):
     assert resumed(run, [f"++data.system_prompt={written}"])[0].data.system_prompt == meant
 
 
+def test_a_text_that_looks_like_a_reference_stays_one_and_a_users_own_reference_is_looked_up(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_PROMPT", "mine")
+    config = OmegaConf.load(Path(run) / "config.yaml")
+    config.data.system_prompt = r"\${oc.env:MY_PROMPT}"
+    OmegaConf.save(config, tmp_path / "config.yaml")
+    assert resumed(str(tmp_path), [])[0].data.system_prompt == "${oc.env:MY_PROMPT}"
+    assert resumed(str(tmp_path), ["data.system_prompt='${oc.env:MY_PROMPT}'"])[0].data.system_prompt == "mine"
+
+
 def test_a_reward_function_may_be_left_out_from_here_on(run):
     cfg, _ = resumed(run, ["~reward.functions.number", "~reward.weights.number"])
     assert set(cfg.reward.functions) == set(cfg.reward.weights) == {"format_exact", "format_approximate", "answer"}

@@ -4,6 +4,8 @@ import itertools
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from pydantic import Field
 
@@ -11,6 +13,7 @@ from agent_tunix.config.load import (
     config_folder,
     config_text,
     did_you_mean,
+    escaped,
     hydra_arguments,
     keys,
     read_config,
@@ -67,7 +70,29 @@ def test_what_is_written_is_read_again_the_same(composed, tmp_path, prompt):
     config = validate(composed | {"data": composed["data"] | {"system_prompt": prompt}}, Config)
     assert config.data.system_prompt == prompt
     (tmp_path / "config.yaml").write_text(config_text(config), encoding="utf-8")
-    assert validate(read_config(tmp_path / "config.yaml"), Config) == config
+    assert validate(read_saved(tmp_path / "config.yaml"), Config) == config
+    assert validate(read_config(tmp_path / "config.yaml"), Config) == config, "also where its author includes it in another"
+
+
+@given(st.text("\\${}x:", max_size=12))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_text_is_itself_after_it_was_saved(tmp_path, text):
+    OmegaConf.save(OmegaConf.create({"texts": [escaped(text)]}), tmp_path / "config.yaml")
+    assert read_saved(tmp_path / "config.yaml")["texts"] == [text]
+
+
+@pytest.mark.parametrize("before", ["", "as in ", "\\\\", "\\${x} "])
+def test_what_a_saved_configuration_would_have_looked_up_is_refused_with_file_and_keys(tmp_path, monkeypatch, before):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    reference = before + "${oc.env:HF_TOKEN}"
+    written = {"data": {"system_prompt": reference, "subset": "plain"}, "seed": "${oc.env:SEED}", "lists": [[1, "${seed}"]]}
+    OmegaConf.save(OmegaConf.create(written), tmp_path / "config.yaml")
+    with pytest.raises(UserError) as refusal:
+        read_saved(tmp_path / "config.yaml")
+    said = str(refusal.value).splitlines()
+    assert said[0].startswith(f"{tmp_path / 'config.yaml'}: ")
+    assert said[1:4] == [f"  data.system_prompt={reference}", "  seed=${oc.env:SEED}", "  lists.0.1=${seed}"]
+    assert "hf_secret" not in str(refusal.value)
 
 
 def test_all_faults_are_reported_together(faults):
@@ -228,7 +253,8 @@ def test_a_saved_configuration_gets_the_keys_that_came_later(composed, tmp_path)
 
     OmegaConf.save(OmegaConf.create(composed | {"seed": 7}), tmp_path / "config.yaml")
     saved = read_saved(tmp_path / "config.yaml", Whole)
-    assert (saved.seed, saved.grpo.objective, saved.grpo.beta, saved.later) == (7, "grpo", 0.02, {"name": "as before"})
+    assert (saved["seed"], saved["later"]) == (7, {"name": "as before"})
+    assert (saved["grpo"]["objective"], saved["grpo"]["beta"]) == ("grpo", 0.02)
     assert validate(saved, Whole).later.name == "as before"
     OmegaConf.save(OmegaConf.create(composed | {"grpo": {"beta": 0.1}}), tmp_path / "config.yaml")
     with pytest.raises(UserError, match=r"grpo\.epsilon: missing"):

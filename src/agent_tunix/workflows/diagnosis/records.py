@@ -14,8 +14,6 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from agent_tunix.config.load import read_saved
 from agent_tunix.engine.metrics import Record, objects, read_records, read_text
 from agent_tunix.errors import UserError
@@ -236,8 +234,7 @@ def read_run(folder: Path) -> RunRecords:
 @lru_cache(maxsize=256)
 def _config(file: Path, written: int) -> dict[str, Any]:
     """As it was written then. YAML is slow to read, and the pages of a sweep and of its jobs all ask for it."""
-    config: Any = OmegaConf.to_container(read_saved(file))
-    return config
+    return read_saved(file)
 
 
 def read_object(path: Path) -> Record:

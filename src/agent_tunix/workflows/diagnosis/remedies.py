@@ -174,8 +174,8 @@ def _overrides_from(start: list[str], config: Mapping[str, Any]) -> list[str]:
     wanted, shipped = leaves(config), composed_leaves(*start)
     groups = []
     for group, key, file in NAMED_GROUPS:
-        name = wanted.get(key)
-        if name != shipped.get(key) and (config_folder() / group / f"{file}{name}.yaml").is_file():
+        name, shipped_files = wanted.get(key), (config_folder() / group).glob("*.yaml")
+        if name != shipped.get(key) and f"{file}{name}" in (path.stem for path in shipped_files):  # it may be a path
             groups.append(f"{group}={file}{name}")
     if groups:
         shipped = composed_leaves(*start, *groups)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
@@ -51,6 +52,16 @@ def test_a_text_comes_back_as_it_was(text, config):
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         composed = compose("config", [f"++data.system_prompt={value_text(text)}"])
     assert composed.data.system_prompt == text
+
+
+def test_a_name_that_is_a_path_names_no_file_of_a_group(config, tmp_path, monkeypatch):
+    """A run's configuration may be a stranger's, and so may the file, which would be composed and looked up for."""
+    (tmp_path / "theirs.yaml").write_text("learning_rate: ${oc.env:HF_TOKEN}\n")
+    place = os.path.relpath(tmp_path / "theirs", config_folder() / "optimizer")
+    assert (config_folder() / "optimizer" / f"{place}.yaml").is_file()
+    found = own_overrides(changed(config, optimizer__optimizer_name=place))
+    assert f"optimizer.optimizer_name={value_text(place)}" in found
+    assert not any(override.startswith("optimizer=") for override in found)
 
 
 def test_overrides_are_not_sought_for_a_run_that_nothing_is_said_of(config, tmp_path, monkeypatch, write_run):
