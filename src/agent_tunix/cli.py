@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from agent_tunix.config import composition, folders, load
 from agent_tunix.config.continuation import anchored, begun_or_resumed, refuse_other_folder
 from agent_tunix.config.launch import Launch, launched
-from agent_tunix.config.load import C, did_you_mean, hydra_arguments, search_path, validate
+from agent_tunix.config.load import C, did_you_mean, hydra_arguments, leaves, search_path, validate
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
 from agent_tunix.config.screen import Screen, unhindered
 from agent_tunix.config.tuning import LrFindConfig, TuneConfig
@@ -105,15 +105,15 @@ def _train(composed: DictConfig) -> float | None:
     from agent_tunix.workflows import dry_run, setup
     from agent_tunix.workflows import train as workflow
 
-    (cfg, own), output = begun_or_resumed(composed, HydraConfig.get().overrides.task), _output()
+    (cfg, origin), output = begun_or_resumed(composed, HydraConfig.get().overrides.task), _output()
     _agreed(cfg)
     if cfg.dry_run:
         if processes.first():
-            dry_run.run(cfg, _relative(output), console)
+            dry_run.run(cfg, _relative(output), console, origin)
         return None
-    if own is not None:
-        refuse_other_folder(own, output)
-        output = own
+    if origin.run is not None:
+        refuse_other_folder(origin.run, output)
+        output = origin.run
     elif processes.first() and (output / "config.yaml").exists():
         setup.refuse_others(output, "config.yaml")  # a ramp has one too, but cannot be resumed
         raise UserError(
@@ -122,13 +122,12 @@ def _train(composed: DictConfig) -> float | None:
     if lifeline.current:
         resume = f"training.resume={_relative(output)}"
         lifeline.current.advice = f"Start all of them again with {resume}: the run goes on from its last checkpoint."
-    return _accuracy(workflow.run(cfg, _relative(output), console, _given(HydraConfig.get().overrides.task)))
+    return _accuracy(workflow.run(cfg, _relative(output), console, _given(HydraConfig.get().overrides.task), origin))
 
 
 def _agreed(cfg: C) -> C:
     """The configuration, if all processes have the same one."""
     from agent_tunix.engine import processes
-    from agent_tunix.workflows.diagnosis.remedies import leaves
 
     processes.refuse_differences(lambda: leaves(cfg.model_dump(mode="json")))
     return cfg
@@ -248,6 +247,8 @@ def _one_process(launch: Launch) -> str:
 def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> None:
     """Has Hydra make the configuration and runs the task; a user's mistake ends in its message and exit code 2."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us as they are; what is shown is decided below
+    if unsearched := load.not_searched():
+        print(f"{unsearched}/ is not searched: it lies in a run's folder, where others may have put it.", file=sys.stderr)
     first, *more = search_path(sys.argv[1:])
     sys.argv[1:] = hydra_arguments(sys.argv[1:], *more)
 

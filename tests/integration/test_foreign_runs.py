@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import functools
+import operator
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 SECRET = "hf_SECRET"
 
@@ -16,12 +20,12 @@ def run(oldest_run, tmp_path) -> Path:
     return shutil.copytree(oldest_run, tmp_path / "run")
 
 
-def set_text(run: Path, key: str, value: str) -> None:
-    """Writes a text into config.yaml as it stands, in place of what the last part of a key had."""
-    lines = (run / "config.yaml").read_text().splitlines()
-    (place,) = [n for n, line in enumerate(lines) if line.lstrip().startswith(f"{key.rpartition('.')[2]}:")]
-    lines[place] = f"{lines[place].partition(':')[0]}: {json.dumps(value)}"
-    (run / "config.yaml").write_text("\n".join(lines) + "\n")
+def set_value(run: Path, key: str, value: object) -> None:
+    """Writes a value into config.yaml as it stands."""
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    *sections, name = key.split(".")
+    functools.reduce(operator.getitem, sections, config)[name] = value
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
 
 
 VERBS = {
@@ -38,7 +42,7 @@ VERBS = {
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_verb_looks_anything_up_for_it(verb, command, run, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", SECRET)
-    set_text(run, "data.system_prompt", "${oc.env:HF_TOKEN}")
+    set_value(run, "data.system_prompt", "${oc.env:HF_TOKEN}")
     outcome = command(*VERBS[verb])
     assert outcome.code == 2, outcome.out
     assert "run/config.yaml: " in outcome.err
@@ -47,9 +51,67 @@ def test_no_verb_looks_anything_up_for_it(verb, command, run, tmp_path, monkeypa
     assert not [file for file in tmp_path.rglob("*") if file.is_file() and SECRET.encode() in file.read_bytes()]
 
 
+TRACE = """
+from pathlib import Path
+Path({trace!r}).write_text("")
+def reward(prompt, completion, answer):
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize("cwd", [".", "run", "run/checkpoints"])
+@pytest.mark.parametrize("place", ["run", "."])
+def test_no_verb_runs_what_came_with_it(cwd, place, command, run, tmp_path, monkeypatch):
+    """Also where the user stands inside it, and Python searches there."""
+    trace, searched = tmp_path / "trace", {tmp_path / place, tmp_path / cwd}
+    for folder in searched:
+        (folder / "theirs.py").write_text(TRACE.format(trace=str(trace)))
+    monkeypatch.setattr(sys, "path", ["", *map(str, searched), *sys.path])
+    set_value(run, "reward.functions.answer", "theirs.reward")
+    monkeypatch.chdir(cwd)
+    folder = os.path.relpath(run)
+    for verb in ("plan", "train"):
+        outcome = command(verb, f"training.resume={folder}")
+        said = f"reward.functions.answer=theirs.reward, named by {Path(folder) / 'config.yaml'}, is not imported"
+        assert (outcome.code, said in outcome.err) == (2, True), outcome.err
+    for verb in [("doctor", folder), ("report", folder), ("evaluate", f"run={folder}", "evaluation.num_examples=8")]:
+        assert command(*verb).code == 0
+    assert not trace.exists()
+
+
+def test_files_of_configuration_that_came_with_it_are_not_the_users_own(command, run, monkeypatch):
+    (run / "conf" / "optimizer").mkdir(parents=True)
+    (run / "conf" / "optimizer" / "adamw.yaml").write_text("learning_rate: ${oc.env:HF_TOKEN}\n")
+    monkeypatch.chdir(run)
+    outcome = command("plan", "training.resume=.")
+    assert outcome.code == 0, outcome.err
+    assert "conf/ is not searched" in outcome.err
+
+
+def test_a_function_of_the_users_is_named_before_it_is_imported(command, run, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    set_value(run, "reward.functions.answer", "runs_own_rewards.reward")
+    trace, theirs = tmp_path / "trace", tmp_path / "elsewhere"
+    theirs.mkdir()
+    (theirs / "runs_own_rewards.py").write_text(TRACE.format(trace=str(trace)) + "raise RuntimeError('seen')\n")
+    sys.path.append(str(theirs))
+    planned = command("plan", "training.resume=run")
+    assert planned.code == 0, planned.err
+    assert "training imports runs_own_rewards.reward, named by run/config.yaml; the plan does not\n" in planned.out
+    assert not trace.exists()
+    trained = command("train", "training.resume=run")
+    assert "imports runs_own_rewards.reward, named by run/config.yaml\n" in trained.out
+    assert trace.exists()
+    assert (trained.code, "RuntimeError: seen" in trained.err) == (2, True)
+    trace.unlink()
+    own = command("plan", "training.resume=run", "reward.functions.answer=runs_own_rewards.reward")
+    assert trace.exists(), "as the user's own are"
+    assert (own.code, "named by" in own.out) == (2, False)
+
+
 def test_a_search_and_a_job_of_a_sweep_are_read_the_same(command, run, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", SECRET)
-    set_text(run, "data.system_prompt", "${oc.env:HF_TOKEN}")
+    set_value(run, "data.system_prompt", "${oc.env:HF_TOKEN}")
     shutil.copytree(run, tmp_path / "sweep" / "0")
     (tmp_path / "tune").mkdir()
     shutil.copy(run / "config.yaml", tmp_path / "tune" / "tune.yaml")
@@ -65,7 +127,7 @@ def test_a_search_and_a_job_of_a_sweep_are_read_the_same(command, run, tmp_path,
 
 
 def test_a_text_with_a_dollar_and_a_brace_is_a_text(command, run):
-    set_text(run, "data.system_prompt", r"\${oc.env:HF_TOKEN}")
+    set_value(run, "data.system_prompt", r"\${oc.env:HF_TOKEN}")
     outcome = command("plan", "training.resume=run")
     assert outcome.code == 2
     assert "does not know all words of data.system_prompt='${oc.env:HF_TOKEN}'" in outcome.err

@@ -11,7 +11,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from agent_tunix.config.load import escaped, read_saved, validate
+from agent_tunix.config.imports import Origin
+from agent_tunix.config.load import escaped, leaves, read_saved, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.errors import GOING_ON, UserError
 
@@ -27,20 +28,21 @@ FIXED = {  # what a run cannot change and still be one run
 }
 
 
-def begun_or_resumed(composed: DictConfig, overrides: Sequence[str]) -> tuple[Config, Path | None]:
-    """The configuration of a run that begins, or of the one that is resumed, with its folder: values that are changed are
+def begun_or_resumed(composed: DictConfig, overrides: Sequence[str]) -> tuple[Config, Origin]:
+    """The configuration of a run that begins, or of the one that is resumed, and whose it is: values that are changed are
     judged beside the run's own, not beside those that are shipped.
     """
     folder = OmegaConf.select(composed, "training.resume")
-    return (anchored(validate(composed, Config)), None) if folder is None else resumed(str(folder), overrides)
+    return (anchored(validate(composed, Config)), Origin()) if folder is None else resumed(str(folder), overrides)
 
 
-def resumed(folder: str, overrides: Sequence[str]) -> tuple[Config, Path]:
+def resumed(folder: str, overrides: Sequence[str]) -> tuple[Config, Origin]:
     """A run's own configuration, with the values that were overridden on the command line of its continuation."""
     path = Path(folder)
     if not (path / "config.yaml").exists():
         raise no_run(folder, "training.resume")
     saved = OmegaConf.create(escaped(read_saved(path / "config.yaml")))
+    given = set[str]()
     began = {key: OmegaConf.select(saved, key) for key in FIXED}
     for override, parsed in zip(overrides, OverridesParser.create().parse_overrides(list(overrides)), strict=True):
         key, value = parsed.key_or_group, parsed.value()
@@ -55,10 +57,12 @@ def resumed(folder: str, overrides: Sequence[str]) -> tuple[Config, Path]:
             (OmegaConf.select(saved, section) or {}).pop(name, None)
             continue
         OmegaConf.update(saved, key, value, force_add=True)
+        given |= leaves(value, f"{key}.").keys()
         if key in FIXED and not _same(key, began[key], OmegaConf.select(saved, key)):
             kept = "null" if began[key] is None else began[key]
             raise UserError(f"{override.lstrip('+')}: a resumed run keeps {key}={kept}, as {FIXED[key]}. Start another run.")
-    return validate(saved, Config, f"{path / 'config.yaml'} and the command line"), path
+    cfg = validate(saved, Config, f"{path / 'config.yaml'} and the command line")
+    return cfg, Origin(path, frozenset(given))
 
 
 def refuse_other_folder(run: Path, asked: Path) -> None:

@@ -1,4 +1,4 @@
-"""Folders: keeping one to a single process, and removing again those that nothing was written to.
+"""Folders: those of runs, keeping one to a single process, and removing again those that nothing was written to.
 
 Hydra makes the folder of a run before the run has checked its configuration, and writes `multirun.yaml` into that of a
 sweep before it has composed a job.
@@ -15,6 +15,7 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 
 MULTIRUN = "multirun.yaml"
+INDEXES = ("sweep.json", "tune.json")  # of what holds the folders of runs
 _to_come: list[Path] = []
 
 
@@ -43,6 +44,24 @@ def remove_empty(paths: Iterable[Path]) -> None:
             elif os.listdir(path.parent) == [MULTIRUN]:
                 os.close(claim(path.parent))
                 path.unlink()
+
+
+def of_a_run(folder: Path) -> bool:
+    """Whether a folder is, or lies in, that of a run, a sweep or a search; it must be resolved."""
+    return any(map(_holds_runs, (folder, *folder.parents)))
+
+
+def whole(run: Path) -> Path:
+    """The folder of a run, resolved; of a job, that of the sweep that it belongs to, or of the search that this does."""
+    folder = run.resolve()
+    while any((folder.parent / index).exists() for index in INDEXES):
+        folder = folder.parent
+    return folder
+
+
+def _holds_runs(folder: Path) -> bool:
+    of_one = (folder / "config.yaml").exists() and any((folder / name).exists() for name in ("metrics.jsonl", "checkpoints"))
+    return of_one or any((folder / index).exists() for index in INDEXES)
 
 
 def of_the_shell() -> Path:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from yaml import YAMLError
 
 from agent_tunix.config import mesh_shape
+from agent_tunix.config.folders import of_a_run
 from agent_tunix.config.schema import Config
 from agent_tunix.errors import UserError
 
@@ -44,9 +45,15 @@ def search_path(given: list[str]) -> list[Path]:
     A folder that has a config.yaml belongs to another program, and comes last. With --config-dir there is that one instead.
     """
     own, shipped = Path("conf").resolve(), config_folder()
-    if not own.is_dir() or own == shipped or any(argument.startswith(("--config-dir", "-cd")) for argument in given):
+    if not own.is_dir() or own == shipped or not_searched() or any(a.startswith(("--config-dir", "-cd")) for a in given):
         return [shipped]
     return [shipped, own] if (own / "config.yaml").exists() else [own, shipped]
+
+
+def not_searched() -> Path | None:
+    """`./conf` where it lies in the folder of a run, which may be a stranger's: such files can have any code called."""
+    own = Path("conf")
+    return own if own.is_dir() and of_a_run(own.resolve()) else None
 
 
 def hydra_arguments(given: list[str], *more: Path) -> list[str]:
@@ -239,6 +246,13 @@ def keys(kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{name}"] = field
     return found
+
+
+def leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Every value that is no mapping, by its dotted key."""
+    if not isinstance(tree, Mapping):
+        return {prefix.rstrip("."): tree}
+    return {k: v for name, branch in tree.items() for k, v in leaves(branch, f"{prefix}{name}.").items()}
 
 
 def _lines(faults: ValidationError, kind: type[BaseModel]) -> Iterable[str]:

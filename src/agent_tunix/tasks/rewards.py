@@ -6,17 +6,16 @@ A user's own function has the same signature, `(prompt, completion, answer) -> f
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import inspect
 import math
-import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
+from agent_tunix.config import imports
+from agent_tunix.config.imports import OWN, Origin
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.tasks import answers
 from agent_tunix.tasks.prompts import ANSWER, REASONING
@@ -24,6 +23,8 @@ from agent_tunix.tasks.prompts import ANSWER, REASONING
 REWARD_FAULT = "the reward function"  # how a divergence by a reward begins; a mistake in a function has a capital there
 TAKEN = ("mean", "std")  # names of metrics under reward/
 LARGEST = 1e18  # size of a reward: the spread of a group is made of squares in float32
+TAKES = ["prompt", "completion", "answer"]
+Notice = Callable[[str], None]
 RewardFunction = Callable[[str, str, str], float]
 
 
@@ -53,10 +54,11 @@ def number_in_answer(prompt: str, completion: str, answer: str) -> float:
 class Scorer:
     """The weighted sum of named reward functions."""
 
-    def __init__(self, functions: Mapping[str, str], weights: Mapping[str, float]):
-        if taken := [name for name in functions if name in TAKEN]:
-            raise UserError(f"reward.functions.{taken[0]}: the metric reward/{taken[0]} is taken; choose another name.")
-        self.functions = {name: load_function(name, path) for name, path in functions.items()}
+    def __init__(
+        self, functions: Mapping[str, str], weights: Mapping[str, float], origin: Origin = OWN, notice: Notice = print
+    ):
+        _refuse_taken(functions)
+        self.functions = {name: load_function(name, path, origin, notice) for name, path in functions.items()}
         self.weights = {name: weights.get(name, 1.0) for name in functions}
 
     def __call__(self, prompts: list[str], completions: list[str], truths: list[str]) -> dict[str, np.ndarray]:
@@ -114,27 +116,47 @@ def is_fault_of_reward(fault: str) -> bool:
     return fault.startswith(REWARD_FAULT)
 
 
-def load_function(name: str, path: str) -> RewardFunction:
-    """Imports `package.module.function`; modules in the working directory are found."""
-    module_name, _, function_name = path.rpartition(".")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (Exception, SystemExit) as fault:  # whatever a user's module may raise while it is imported
-        raise UserError(
-            f"reward.functions.{name}={path}: {type(fault).__name__}: {fault}.\n"
-            "Give the import path of a function (prompt, completion, answer) -> float, as in my_module.my_reward, "
-            "where my_module.py lies in the working directory or is installed."
-        ) from fault
+def foreseen(functions: Mapping[str, str], origin: Origin) -> list[str]:
+    """As for a `Scorer`, less what a run's folder names: that is not imported, and what is said of it is returned."""
+    _refuse_taken(functions)
+    notes = []
+    for name, path in functions.items():
+        if file := origin.saved_in(_key(name), path):
+            imports.find_elsewhere(_key(name), path, file)
+            notes.append(f"training imports {path}, named by {file}; the plan does not")
+        else:
+            load_function(name, path)
+    return notes
+
+
+def load_function(name: str, path: str, origin: Origin = OWN, notice: Notice = print) -> RewardFunction:
+    """Imports `package.module.function`; modules in the working directory are found, unless a run's folder names them."""
+    key = _key(name)
+    wanted = "a function (prompt, completion, answer) -> float, as in my_module.my_reward"
+    function = imports.load(key, path, wanted, origin, notice)
     if not callable(function):
-        raise UserError(f"reward.functions.{name}={path} is not a function.")
-    with contextlib.suppress(ValueError):  # some that are not written in Python do not say what they take
+        raise UserError(f"{key}={path} is not a function.")
+    try:
         signature = inspect.signature(function)
-        try:
+    except ValueError:  # some that are not written in Python do not say what they take
+        signature = None
+    try:
+        if signature:
             signature.bind("", "", "")
-        except TypeError as fault:
-            raise UserError(
-                f"reward.functions.{name}={path} takes {signature}; a reward is called with (prompt, completion, answer)."
-            ) from fault
+    except TypeError as fault:
+        raise UserError(f"{key}={path} takes {signature}; a reward is called with (prompt, completion, answer).") from fault
+    if (file := origin.saved_in(key, path)) and [*(signature.parameters if signature else ())][:3] != TAKES:
+        raise UserError(
+            f"{key}={path}, named by {file}, is not called: its parameters are not those of a reward (prompt, completion,\n"
+            f"answer), so the texts of the run may have it do anything. If you trust it, give {key}={path} yourself."
+        )
     return function
+
+
+def _refuse_taken(names: Iterable[str]) -> None:
+    if taken := [name for name in names if name in TAKEN]:
+        raise UserError(f"reward.functions.{taken[0]}: the metric reward/{taken[0]} is taken; choose another name.")
+
+
+def _key(name: str) -> str:
+    return f"reward.functions.{name}"

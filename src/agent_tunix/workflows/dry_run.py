@@ -22,6 +22,7 @@ from rich.table import Table
 from agent_tunix.algorithm.logprobs import kernel_is_known
 from agent_tunix.algorithm.objectives import OBJECTIVES, clipped, soft_gate
 from agent_tunix.config.guidance import warnings
+from agent_tunix.config.imports import OWN, Origin
 from agent_tunix.config.mesh_shape import shown, sizes_of
 from agent_tunix.config.schema import Config, ModelSection
 from agent_tunix.engine.checkpoint import Checkpoints
@@ -32,7 +33,7 @@ from agent_tunix.models.gemma3 import Architecture
 from agent_tunix.models.sources import is_remote
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.models.weights import open_tensors
-from agent_tunix.tasks.rewards import Scorer
+from agent_tunix.tasks import rewards
 from agent_tunix.workflows import memory, setup
 from agent_tunix.workflows.curve import as_svg, in_characters
 from agent_tunix.workflows.display import say
@@ -44,13 +45,14 @@ USABLE = 0.92  # of a card's memory; the rest goes to the runtime and to fragmen
 POINTS = 1200  # of the learning rate's curve, at most
 
 
-def run(cfg: Config, output: Path, console: Console) -> Record:
+def run(cfg: Config, output: Path, console: Console, origin: Origin = OWN) -> Record:
     """Shows the plan and saves the learning rate's picture; returns what was shown."""
     if (begun := cfg.training.init_from) is not None:
         setup.saved_config(begun, "training.init_from")
         with contextlib.closing(Checkpoints(Path(begun) / "checkpoints")) as checkpoints:
             checkpoints.chosen(cfg.training.init_step)
-    Scorer(cfg.reward.functions, cfg.reward.weights)
+    for line in rewards.foreseen(cfg.reward.functions, origin):
+        say(console, line)
     count, width, notes = _examples(cfg, console)
     plan = make_plan(cfg, count or cfg.training.prompts_per_step * (cfg.training.num_batches or 0))
     points = min(plan.total_steps, POINTS)

@@ -17,6 +17,7 @@ import jax
 from rich.console import Console
 
 from agent_tunix.config.guidance import warnings
+from agent_tunix.config.imports import OWN, Origin
 from agent_tunix.config.load import config_text
 from agent_tunix.config.schema import Config
 from agent_tunix.engine import ahead, processes
@@ -66,12 +67,12 @@ class Outcome:
     after: list[Record]
 
 
-def prepare(cfg: Config, shelf: setup.Shelf, notice: Notice, overrides: Sequence[str] = ()) -> Run:
+def prepare(cfg: Config, shelf: setup.Shelf, notice: Notice, overrides: Sequence[str] = (), origin: Origin = OWN) -> Run:
     """Opens what the run needs; whatever the user must mend is found here, before anything is written."""
     started = time.monotonic()
     model = shelf.model(cfg)
     unusual = setup.unusual_adapters(cfg, model.arch)
-    scorer = Scorer(cfg.reward.functions, cfg.reward.weights)
+    scorer = Scorer(cfg.reward.functions, cfg.reward.weights, origin, notice)
     task = shelf.task(cfg, model, notice)
     if cfg.training.method == "supervised":
         longest = cfg.generation.max_generation_steps
@@ -87,12 +88,12 @@ def prepare(cfg: Config, shelf: setup.Shelf, notice: Notice, overrides: Sequence
     return Run(cfg, model, reference, task, plan, sampling, scorer, stream, tuple(overrides), started, shelf.beginnings)
 
 
-def run(cfg: Config, path: Path, console: Console, overrides: Sequence[str] = ()) -> Record:
+def run(cfg: Config, path: Path, console: Console, overrides: Sequence[str] = (), origin: Origin = OWN) -> Record:
     """`run_training.py`: trains, or continues the run in `path`; returns the summary that it also writes there."""
     setup.refuse_others(path, "config.yaml")
     setup.start_device(partial(say, console))
     with Interruption() as interruption, Bars(console) as bars:
-        r = prepare(cfg, setup.Shelf(), bars.notice, overrides)
+        r = prepare(cfg, setup.Shelf(), bars.notice, overrides, origin)
         outcome = alone(training(r, path, bars.display("training", r.plan.total_steps), interruption))
     print_summary(console, path, outcome.summary, outcome.before, outcome.after)
     return outcome.summary

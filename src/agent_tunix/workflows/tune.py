@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from agent_tunix.config.load import config_text, read_saved, validate
+from agent_tunix.config.load import config_text, leaves, read_saved, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.config.tuning import TuneConfig
 from agent_tunix.engine.guard import Interruption
@@ -22,7 +22,7 @@ from agent_tunix.engine.metrics import Record, claimed, replace_text
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.workflows import setup, sweep
 from agent_tunix.workflows.diagnosis.records import finite, read_object
-from agent_tunix.workflows.diagnosis.remedies import join, leaves
+from agent_tunix.workflows.diagnosis.remedies import join
 from agent_tunix.workflows.display import counted, say
 from agent_tunix.workflows.plan import Plan, make_plan
 from agent_tunix.workflows.train import prepare

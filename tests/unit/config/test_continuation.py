@@ -33,8 +33,16 @@ def run(tmp_path_factory) -> str:
 
 
 def test_single_values_are_changed_and_all_others_kept(run):
-    cfg, path = resumed(run, [f"training.resume={run}", "++training.num_epochs=2", "dry_run=true"])
-    assert (cfg.training.num_epochs, cfg.training.resume, cfg.dry_run, path) == (2, None, True, Path(run))
+    cfg, origin = resumed(run, [f"training.resume={run}", "++training.num_epochs=2", "dry_run=true"])
+    assert (cfg.training.num_epochs, cfg.training.resume, cfg.dry_run, origin.run) == (2, None, True, Path(run))
+
+
+def test_what_is_given_anew_is_the_users_own_and_nothing_else(run):
+    """A dictionary is merged into what is there, so it speaks for the functions that it has alone."""
+    _, origin = resumed(run, ["++reward.functions.mine=my.reward", "reward.functions={number: my.number}"])
+    given = {name: origin.saved_in(f"reward.functions.{name}", "my.f") is None for name in ("mine", "number", "answer")}
+    assert given == {"mine": True, "number": True, "answer": False}
+    assert origin.saved_in("reward.functions.answer", "my.f") == Path(run) / "config.yaml"
 
 
 @pytest.mark.parametrize(

@@ -261,6 +261,19 @@ def test_a_saved_configuration_gets_the_keys_that_came_later(composed, tmp_path)
         validate(read_saved(tmp_path / "config.yaml", Whole), Whole)
 
 
+@pytest.mark.parametrize("place", ["run", "run/checkpoints", "sweep", "sweep/0"])
+def test_a_conf_that_came_with_a_run_is_not_the_users_own(tmp_path, monkeypatch, place):
+    for marker in ("run/config.yaml", "run/metrics.jsonl", "run/checkpoints/1", "sweep/sweep.json", "sweep/0/x"):
+        (tmp_path / marker).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / marker).touch()
+    (tmp_path / place / "conf").mkdir()
+    monkeypatch.chdir(tmp_path / place)
+    assert search_path([]) == [config_folder()]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf").symlink_to(tmp_path / place / "conf")
+    assert search_path([]) == [config_folder()]
+
+
 def test_keys_are_those_of_the_shipped_files(composed):
     def leaves(tree, prefix=""):
         for name, value in tree.items():

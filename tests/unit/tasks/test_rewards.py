@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 
+from agent_tunix.config.imports import OWN, Origin
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.tasks import rewards
 from agent_tunix.tasks.rewards import Scorer, load_function
@@ -180,3 +181,27 @@ def test_a_function_that_takes_something_else_is_refused_before_it_is_called(min
 def test_lists_of_different_lengths_are_a_fault():
     with pytest.raises(ValueError, match="zip"):
         Scorer({"f": "agent_tunix.tasks.rewards.format_exact"}, {})(["q"], ["a", "b"], ["7"])
+
+
+def test_of_what_a_run_names_only_what_is_meant_for_a_runs_texts_is_called(mine, tmp_path):
+    """Any library may have a function of three arguments that runs the first of them."""
+    (tmp_path / "gadgets.py").write_text("def run(statement, filename, sort):\n    exec(statement)\n")
+    run = tmp_path / "runs" / "x"
+    run.mkdir(parents=True)
+    assert load_function("mine", "my_rewards.echo", Origin(run), print)("q", "", "7") == 1
+    for path in ("gadgets.run", "my_rewards.of_any"):
+        with pytest.raises(UserError, match=r"named by .*x/config\.yaml, is not called"):
+            load_function("mine", path, Origin(run), print)
+        assert callable(load_function("mine", path, Origin(run, frozenset({"reward.functions.mine"})), print))
+
+
+def test_a_plan_imports_the_users_own_functions_and_says_what_else_training_would(mine, tmp_path):
+    run = tmp_path / "runs" / "x"
+    functions = {"theirs": "failing_rewards.f", "ours": "agent_tunix.tasks.rewards.format_exact"}
+    (note,) = rewards.foreseen(functions, Origin(run))
+    assert note == f"training imports failing_rewards.f, named by {run}/config.yaml; the plan does not"
+    for origin in (OWN, Origin(run, frozenset({"reward.functions.theirs"}))):
+        with pytest.raises(UserError, match="ZeroDivisionError"):
+            rewards.foreseen(functions, origin)
+    with pytest.raises(UserError, match="is not imported"):
+        rewards.foreseen({"theirs": "no_such_module.f"}, Origin(run))

@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from agent_tunix.config.load import config_folder, escaped, search_path
+from agent_tunix.config.load import config_folder, escaped, leaves, search_path
 from agent_tunix.workflows.diagnosis.records import RunRecords
 from agent_tunix.workflows.display import searched_too, shell_command
 
@@ -204,13 +204,6 @@ def _composed(folders: tuple[Path, ...], overrides: tuple[str, ...]) -> dict[str
             return leaves(OmegaConf.to_container(compose("config", list(overrides)), resolve=True))
     finally:
         GlobalHydra.instance().hydra = at_work
-
-
-def leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Every value that is no mapping, by its dotted key."""
-    if not isinstance(tree, Mapping):
-        return {prefix.rstrip("."): tree}
-    return {k: v for name, branch in tree.items() for k, v in leaves(branch, f"{prefix}{name}.").items()}
 
 
 def _optional(key: str) -> bool:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from agent_tunix.config.load import leaves
 from agent_tunix.tasks import arithmetic
 from agent_tunix.workflows.diagnosis.examination import examine
 from agent_tunix.workflows.diagnosis.finding import Finding, Severity
 from agent_tunix.workflows.diagnosis.records import Accuracy, RunRecords
-from agent_tunix.workflows.diagnosis.remedies import join, leaves, less, possible, rounded
+from agent_tunix.workflows.diagnosis.remedies import join, less, possible, rounded
 from agent_tunix.workflows.diagnosis.repeats import RATE, RUINED, SEED, Job, Repeats, best_of, candidates_of
 
 LR_MIN = "scheduler.lr_min"
