@@ -1,0 +1,198 @@
+"""One command of agent-tunix as a user gives it, with signals at chosen moments and bounds of time and memory.
+
+Most commands run in a fork of this process, which has imported everything already, and call what a console calls. `real`
+ones are processes of their own, from Python's start on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pickle
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+SECONDS, MEGABYTES, CHARACTERS = 60.0, 2000.0, 100_000  # that a command may take, and say, at most
+PAGE = resource.getpagesize()
+TO_PEOPLE = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f-\x9f]*")  # text without control characters but the tab and the newline
+FOR_DEVELOPERS = ("Traceback (most recent call last)", "Exception ignored", "Fatal Python error", "panicked at")
+MARK = "first-line"  # a file that a process of its own makes when its first line is reached
+ENTRY = f"""
+import runpy, sys
+open({MARK!r}, "w").close()
+verb, script = sys.argv[1], {{"train": "run_training.py", "evaluate": "evaluate.py"}}.get(sys.argv[1])
+if script:
+    sys.argv[:2] = [{str(REPOSITORY)!r} + "/" + script]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+else:
+    from agent_tunix.cli import main
+    main()
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Strike:
+    """A signal, and the moment at which it is sent: `due` is asked with the seconds since the first line."""
+
+    number: signal.Signals
+    due: Callable[[float], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of a command. `struck` counts the signals that it got before it ended."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+    megabytes: float
+    struck: int = 0
+    exceeded: str = ""
+
+    def said(self) -> str:
+        return self.out + self.err
+
+    def faults(self) -> Iterator[str]:
+        """What no command may do, whatever it was given."""
+        if self.exceeded:
+            yield f"it was ended as it took more than {self.exceeded}"
+        elif self.code < 0 and not self.struck:
+            yield f"it died of {signal.Signals(-self.code).name}"
+        if self.megabytes > MEGABYTES and not self.exceeded:
+            yield f"it took {self.megabytes:.0f} MB"
+        yield from (f"it said '{words}'" for words in FOR_DEVELOPERS if words in self.said())
+        if (plain := TO_PEOPLE.match(self.said())) and plain.end() < len(self.said()):
+            yield f"it sent the control character {self.said()[plain.end()]!r}"
+        if len(self.said()) > CHARACTERS:
+            yield f"it said {len(self.said())} characters"
+
+    def refusal_faults(self) -> Iterator[str]:
+        """What is wrong where the input was to be refused."""
+        if self.code != 2 and not self.exceeded:
+            yield f"it ended with exit code {self.code}, not 2"
+        if self.code == 2 and not self.err.strip():
+            yield "it said nothing of what is wrong"
+
+
+def run(
+    arguments: Sequence[str], folder: Path, strikes: Sequence[Strike] = (), real: bool = False, seconds: float = SECONDS
+) -> Outcome:
+    """Runs `agent-tunix <arguments>` in a folder, and sends the signals in their order, each when it is due."""
+    out, err = folder.with_name(f"{folder.name}.out"), folder.with_name(f"{folder.name}.err")
+    mark = folder / MARK
+    began = time.monotonic()
+    with open(out, "wb") as to_out, open(err, "wb") as to_err, open(os.devnull, "rb") as nothing:
+        streams = nothing.fileno(), to_out.fileno(), to_err.fileno()
+        child = _started(arguments, folder, streams) if real else _forked(lambda: _become(arguments, folder, streams))
+    left, first, exceeded, peak = list(strikes), None if real else began, "", 0.0
+    while True:
+        ended, status, usage = os.wait4(child, os.WNOHANG)
+        if ended:
+            break
+        now = time.monotonic()
+        if first is None and mark.exists():
+            first = now
+        if left and first is not None and left[0].due(now - first):
+            os.kill(child, left.pop(0).number)
+        peak = max(peak, _megabytes(child))
+        if now - began > seconds or peak > MEGABYTES:
+            exceeded = f"{seconds:.0f} s" if peak <= MEGABYTES else f"{MEGABYTES:.0f} MB"
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.001 if left else 0.005)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # what it has started
+    mark.unlink(missing_ok=True)
+    return Outcome(
+        code=os.waitstatus_to_exitcode(status),
+        out=_text(out),
+        err=_text(err),
+        seconds=time.monotonic() - began,
+        megabytes=max(peak, 0.0 if real else usage.ru_maxrss / 1e3),
+        struck=len(strikes) - len(left),
+        exceeded=exceeded,
+    )
+
+
+def _text(path: Path) -> str:
+    text = path.read_bytes().decode(errors="backslashreplace")
+    path.unlink()
+    return text
+
+
+def _megabytes(process: int) -> float:
+    try:
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * PAGE / 1e6
+    except (OSError, IndexError):
+        return 0.0
+
+
+def _started(arguments: Sequence[str], folder: Path, streams: tuple[int, int, int]) -> int:
+    command = [sys.executable, "-c", ENTRY, *arguments]
+    given = dict(zip(("stdin", "stdout", "stderr"), streams, strict=True))
+    return subprocess.Popen(command, cwd=folder, start_new_session=True, **given).pid
+
+
+def _forked(work: Callable[[], Any]) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setsid()
+            work()
+        finally:
+            os._exit(1)
+    return child
+
+
+def _become(arguments: Sequence[str], folder: Path, streams: tuple[int, int, int]) -> None:
+    """Is the command from here on, as if a console had started it."""
+    from agent_tunix import cli
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.chdir(folder)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    sys.argv = ["agent-tunix", *arguments]
+    code = 1
+    try:
+        cli.main()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def apart(work: Callable[[], Any]) -> Any:
+    """What a function returns in a fork: for what starts threads, after which this process could fork no more."""
+    reader, writer = os.pipe()
+
+    def send() -> None:
+        with open(writer, "wb") as pipe:
+            pickle.dump(work(), pipe)
+        os._exit(0)
+
+    child = _forked(send)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        found = pipe.read()
+    os.waitpid(child, 0)
+    return pickle.loads(found)
