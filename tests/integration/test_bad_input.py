@@ -167,6 +167,27 @@ def test_a_faulty_reward_function_stops_the_run_with_its_name_and_the_completion
     assert "reward function 'mine'" in command("doctor", "out").out
 
 
+def test_a_reward_function_that_hangs_ends_the_run_which_keeps_its_last_checkpoint(command, tmp_path):
+    """The first batch of two prompts is scored and saved; the second is not."""
+    (tmp_path / "hanging_reward.py").write_text(
+        "import re\n"
+        "seen = set()\n"
+        "def mine(prompt, completion, answer):\n"
+        "    seen.add(prompt)\n"
+        "    return float(len(seen) > 2 and bool(re.match('(a+)+$', 'a' * 99 + 'b')))\n"
+    )
+    hanging = "+reward.functions.mine=hanging_reward.mine", "reward.timeout=2", "training.save_interval_steps=1"
+    outcome = command("train", *TINY, *hanging, "hydra.run.dir=out")
+    assert outcome.code == 2
+    assert "The reward function 'mine' took longer than reward.timeout=2 s (hanging_reward.py, line 5)" in outcome.err
+    assert "on the completion" in outcome.err
+    assert "Traceback" not in outcome.err
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("failed", 1)
+    assert "took longer than" in summary["fault"]
+    assert (tmp_path / "out" / "checkpoints" / "1").is_dir()
+
+
 def test_a_sweep_that_an_error_has_ended_has_a_page_and_says_how_it_goes_on(command, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "broken_reward", raising=False)
     (tmp_path / "broken_reward.py").write_text("def mine(prompt, completion, answer):\n    raise KeyError('oops')\n")

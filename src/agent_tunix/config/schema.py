@@ -290,6 +290,11 @@ class DataSection(Section):
 class RewardSection(Section):
     functions: dict[str, str] = Field(min_length=1, description="Name and import path of each reward function.")
     weights: dict[str, float] = Field(description="Weight of each function in the reward; 1 where none is given.")
+    timeout: Annotated[float, Field(gt=0, le=86400)] | None = Field(
+        default=None,
+        description="Seconds that a call of a function may take; the functions then run in a process of their own. "
+        "null: no limit.",
+    )
 
     @model_validator(mode="after")
     def _weights_name_functions(self) -> RewardSection:

@@ -6,6 +6,7 @@ A user's own function has the same signature, `(prompt, completion, answer) -> f
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import traceback
@@ -19,10 +20,12 @@ from agent_tunix.config.imports import OWN, Origin
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.tasks import answers
 from agent_tunix.tasks.prompts import ANSWER, REASONING
+from agent_tunix.tasks.reward_process import CallStopped, RewardProcess, Row
 
 REWARD_FAULT = "the reward function"  # how a divergence by a reward begins; a mistake in a function has a capital there
 TAKEN = ("mean", "std")  # names of metrics under reward/
 LARGEST = 1e18  # size of a reward: the spread of a group is made of squares in float32
+SHOWN = 1000  # characters of a completion in a message
 TAKES = ["prompt", "completion", "answer"]
 Notice = Callable[[str], None]
 RewardFunction = Callable[[str, str, str], float]
@@ -52,21 +55,35 @@ def number_in_answer(prompt: str, completion: str, answer: str) -> float:
 
 
 class Scorer:
-    """The weighted sum of named reward functions."""
+    """The weighted sum of named reward functions, each call of which may take so many seconds."""
 
     def __init__(
-        self, functions: Mapping[str, str], weights: Mapping[str, float], origin: Origin = OWN, notice: Notice = print
+        self,
+        functions: Mapping[str, str],
+        weights: Mapping[str, float],
+        origin: Origin = OWN,
+        notice: Notice = print,
+        timeout: float | None = None,
     ):
         _refuse_taken(functions)
-        self.functions = {name: load_function(name, path, origin, notice) for name, path in functions.items()}
         self.weights = {name: weights.get(name, 1.0) for name in functions}
+        self.functions: dict[str, RewardFunction] = {}
+        self._process = None
+        if timeout is None:
+            self.functions = {name: load_function(name, path, origin, notice) for name, path in functions.items()}
+        else:
+            self._process = RewardProcess(functions, origin, notice, timeout)
+
+    def weighing(self, weights: Mapping[str, float]) -> Scorer:
+        """The same functions with other weights."""
+        other = copy.copy(self)
+        other.weights = {name: weights.get(name, 1.0) for name in self.weights}
+        return other
 
     def __call__(self, prompts: list[str], completions: list[str], truths: list[str]) -> dict[str, np.ndarray]:
         """Every function's value for every completion, unweighted."""
-        return {
-            name: np.array([self._one(name, *row) for row in zip(prompts, completions, truths, strict=True)], np.float32)
-            for name in self.functions
-        }
+        rows = list(zip(prompts, completions, truths, strict=True))
+        return {name: np.array(self._values(name, rows), np.float32) for name in self.weights}
 
     def total(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
         """The reward itself."""
@@ -76,32 +93,49 @@ class Scorer:
             raise DivergenceError(f"{REWARD_FAULT}s with their weights sum up to {wrong[0]:g}, not within +-{LARGEST:g}")
         return total
 
-    def _one(self, name: str, prompt: str, completion: str, truth: str) -> float:
+    def _values(self, name: str, rows: list[Row]) -> list[float]:
+        if self._process is None:
+            return [value_of(name, self.functions[name], *row) for row in rows]
         try:
-            returned = self.functions[name](prompt, completion, truth)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as fault:  # some libraries raise what is no Exception to say that something failed
-            raise _mistake(name, f"raised {type(fault).__name__}: {fault}{_where(fault)}", completion, truth) from fault
-        try:
-            with np.errstate(over="ignore"):
-                value = float(np.float32(float(returned)))
-        except Exception as fault:  # whatever a value that is no number may raise
-            said = f"returned a {type(returned).__name__}, not a number ({type(fault).__name__}: {fault})"
-            raise _mistake(name, said, completion, truth) from fault
-        if not math.isfinite(value):
-            raise DivergenceError(
-                f"{REWARD_FAULT} '{name}' returned {value} on the completion {completion!r} (answer {truth!r})"
-            )
-        return value
+            return self._process.values(name, rows)
+        except CallStopped as fault:
+            _, completion, truth = fault.row
+            remedy = "Mend the function, give it more time by reward.timeout"
+            raise _mistake(name, str(fault), completion, truth, remedy) from None
 
 
-def _mistake(name: str, said: str, completion: str, truth: str) -> UserError:
+def value_of(name: str, function: RewardFunction, prompt: str, completion: str, truth: str) -> float:
+    """What a reward function gives to a completion; whatever it raises is a mistake that the user is told of."""
+    try:
+        returned = function(prompt, completion, truth)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as fault:  # some libraries raise what is no Exception to say that something failed
+        raise _mistake(name, f"raised {type(fault).__name__}: {fault}{_where(fault)}", completion, truth) from fault
+    try:
+        with np.errstate(over="ignore"):
+            value = float(np.float32(float(returned)))
+    except Exception as fault:  # whatever a value that is no number may raise
+        said = f"returned a {type(returned).__name__}, not a number ({type(fault).__name__}: {fault})"
+        raise _mistake(name, said, completion, truth) from fault
+    if not math.isfinite(value):
+        on = f"the completion {shortened(completion)!r} (answer {truth!r})"
+        raise DivergenceError(f"{REWARD_FAULT} '{name}' returned {value} on {on}")
+    return value
+
+
+def _mistake(name: str, said: str, completion: str, truth: str, remedy: str = "Mend the function") -> UserError:
     return UserError(
         f"The reward function '{name}' {said}\n"
-        f"on the completion {completion!r} (answer {truth!r}).\n"
-        f"Mend the function, or train without reward.functions.{name}."
+        f"on the completion {shortened(completion)!r} (answer {truth!r}).\n"
+        f"{remedy}, or train without reward.functions.{name}."
     )
+
+
+def shortened(completion: str) -> str:
+    """The beginning and the end of a long text."""
+    left_out = len(completion) - SHOWN
+    return completion if left_out <= 0 else f"{completion[: SHOWN // 2]} [{left_out} characters] {completion[-SHOWN // 2 :]}"
 
 
 def _where(fault: BaseException) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agent_tunix.config.continuation import no_run
+from agent_tunix.config.imports import Origin
 from agent_tunix.config.load import read_saved, validate
 from agent_tunix.config.mesh_shape import sizes_of
 from agent_tunix.config.schema import Config, ModelSection
@@ -45,17 +46,19 @@ from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import Tokenizer, load_tokenizer
 from agent_tunix.models.weights import open_weights, quantised, read_architecture, weight_shapes
 from agent_tunix.tasks.datasets import Example, left_padded
+from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.types import Prompts, TrainState
 from agent_tunix.workflows.base import Model
 from agent_tunix.workflows.examples import Notice, Task, load_task
 
 
 class Shelf:
-    """Keeps the model that was loaded last, all data, and answers of fresh policies for the next run that needs the same."""
+    """Keeps what the next run may need too: the model that was loaded last, data, rewards, answers of fresh policies."""
 
     def __init__(self) -> None:
         self._model: tuple[Any, Model] | None = None
         self._tasks: dict[str, Task] = {}
+        self._scorers: dict[str, Scorer] = {}
         self.beginnings: dict[str, list[list[str]]] = {}
 
     def model(self, cfg: Config) -> Model:
@@ -74,6 +77,14 @@ class Shelf:
             refuse_unknown_tokens([example.prompt_ids for example in (*task.train, *task.validation)], model.arch)
             self._tasks[wanted] = task
         return self._tasks[wanted]
+
+    def scorer(self, cfg: Config, origin: Origin, notice: Notice) -> Scorer:
+        """Jobs that differ in weights alone share the functions, and the process in which these run."""
+        reward = cfg.reward
+        wanted = repr((reward.functions, reward.timeout, origin))
+        if wanted not in self._scorers:
+            self._scorers[wanted] = Scorer(reward.functions, reward.weights, origin, notice, reward.timeout)
+        return self._scorers[wanted].weighing(reward.weights)
 
 
 def start_device(notice: Notice) -> None:

@@ -39,7 +39,6 @@ from agent_tunix.engine.rollout import Sampling
 from agent_tunix.engine.update import evaluation_trainable
 from agent_tunix.errors import DivergenceError
 from agent_tunix.tasks.datasets import Stream
-from agent_tunix.tasks.rewards import Scorer
 from agent_tunix.types import TrainState
 from agent_tunix.workflows import doctor, setup
 from agent_tunix.workflows.closing import ended_by, remedy, summarise, validations
@@ -72,7 +71,7 @@ def prepare(cfg: Config, shelf: setup.Shelf, notice: Notice, overrides: Sequence
     started = time.monotonic()
     model = shelf.model(cfg)
     unusual = setup.unusual_adapters(cfg, model.arch)
-    scorer = Scorer(cfg.reward.functions, cfg.reward.weights, origin, notice)
+    scorer = shelf.scorer(cfg, origin, notice)
     task = shelf.task(cfg, model, notice)
     if cfg.training.method == "supervised":
         longest = cfg.generation.max_generation_steps

@@ -136,6 +136,14 @@ def test_a_reward_that_raises_or_is_not_finite_stops_with_name_completion_and_fa
         assert part in str(stop.value)
 
 
+def test_of_a_long_completion_beginning_and_end_are_shown(mine):
+    with pytest.raises(UserError) as stop:
+        Scorer({"mine": "my_rewards.fails"}, {})(["q"], ["begun" + "x" * 5000 + "done"], ["7"])
+    assert "'begunxxx" in str(stop.value)
+    assert "xxxdone'" in str(stop.value)
+    assert len(str(stop.value)) < 1500
+
+
 def test_the_line_named_is_one_of_the_functions_own_file(mine):
     """Where it fails in a library, the line that called that says more."""
     line = 1 + MODULE.splitlines().index("    return json.loads(completion)")
