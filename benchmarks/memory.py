@@ -59,7 +59,7 @@ def main() -> None:
     state = init_state(trainable, optimizer)
     prompts = left_pad([list(rng.integers(6, 1000, S)) for _ in range(P)], S, 0)
     sampling = Sampling(50, 1.0, C, G, (arch.vocab_size,), 0)
-    policy, apart = lora.policy(weights, trainable)
+    policy, apart = lora.policy_of(weights, trainable)
     (drawn,) = sample(policy, (Draw(apart, prompts, jax.random.key(3), TEMPERATURE),), arch=arch, sampling=sampling)
     after_rollout = (jax.block_until_ready(drawn), peak_gb())[1]
     del policy, trainable

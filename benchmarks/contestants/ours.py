@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,10 @@ from agent_tunix.config.schema import Config
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.guard import Interruption, Progress
 from agent_tunix.engine.metrics import Record, RunFolder
-from agent_tunix.engine.population import Conversation, Foresight, alone
 from agent_tunix.workflows import setup
-from agent_tunix.workflows.desk import NEVER, Desk
 from agent_tunix.workflows.display import Display
-from agent_tunix.workflows.gather import Run, asked_ahead, foreseen
-from agent_tunix.workflows.train import prepare, train_loop
+from agent_tunix.workflows.run import Loaded, compile_ahead, prepare
+from agent_tunix.workflows.train import Outputs, train_loop
 
 
 def chance(prompt: str, completion: str, answer: str) -> float:
@@ -44,14 +41,6 @@ class Stopwatch(Display):
 
     def notice(self, text: str) -> None:
         print(text)
-
-
-class TurnTaking(Desk):
-    """Puts nothing off: when a step is done it is another's turn, and the device must have nothing to do meanwhile."""
-
-    def later(self, *work: Callable[[], object]) -> None:
-        for one in work:
-            one()
 
 
 def configuration(race: Race) -> Config:
@@ -83,31 +72,19 @@ def configuration(race: Race) -> Config:
     return validate(container, Config)
 
 
-def steps(run: Run, desk: Desk) -> Conversation[None]:
-    yield Foresight(foreseen(run))
-    yield from train_loop(run, setup.new_state(run.cfg, run.model), Progress(), desk)
-
-
 def main() -> None:
     race = Race.given()
     setup.start_device(print)
     cfg = configuration(race)
     watch = Stopwatch(race)
-    run = prepare(cfg, setup.Shelf(), watch.notice)
+    run = prepare(cfg, Loaded(), watch.notice)
     never = dataclasses.replace(run.sampling, end_ids=(-1,))  # no token has this number
     run = dataclasses.replace(run, sampling=never)
     path = Path(race.folder) / "run"
     with Interruption() as interruption, contextlib.closing(RunFolder(path)) as folder:
-        desk = TurnTaking(
-            folder=folder,
-            checkpoints=Checkpoints(path / "checkpoints", 1),
-            display=watch,
-            interruption=interruption,
-            pause=NEVER,
-            asked_at=asked_ahead(run),
-            rollbacks=[],
-        )
-        alone(steps(run, desk))
+        compile_ahead(run)
+        out = Outputs(folder, Checkpoints(path / "checkpoints", 1), watch, rollbacks=[])
+        train_loop(run, setup.new_state(run.cfg, run.model), Progress(), out, interruption)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine import draw_kernels
+from agent_tunix.engine.calls import Sample, Update
 from agent_tunix.engine.metrics import read_records
-from agent_tunix.engine.population import Sample, Update
 from agent_tunix.engine.rollout import Draw, Sampling, sample
 from agent_tunix.engine.update import init_state, update
 from agent_tunix.models.gemma3 import Architecture, Layers, Weights

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent_tunix import cli
-from agent_tunix.engine import population
+from agent_tunix.engine import calls
 
 LONG_RUNS = 2  # they take longest, and share no program with the others
 SMALL = (
@@ -158,13 +158,13 @@ def test_updates_that_round_away(train, command):
 
 def test_a_sampler_that_is_not_the_trainer(train, command, monkeypatch):
     """A fault is put between the two: the sampler overstates half of its probabilities."""
-    honest = population.sample
+    honest = calls.sample
 
     def dishonest(*args, **options):
         found = honest(*args, **options)
         return [dataclasses.replace(one, logprobs_BC=one.logprobs_BC.at[:, ::2].add(0.5)) for one in found]
 
-    monkeypatch.setattr(population, "sample", dishonest)
+    monkeypatch.setattr(calls, "sample", dishonest)
     found = examine(command, train("training.num_batches=4"))["findings"]
     assert "sampler/trainer mismatch" in [finding["illness"] for finding in found]
 

@@ -19,16 +19,16 @@ from safetensors.numpy import load_file
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config, ExportConfig
 from agent_tunix.engine.metrics import claimed
-from agent_tunix.engine.population import alone
 from agent_tunix.models import gemma3
 from agent_tunix.models.huggingface import read_architecture
 from agent_tunix.models.lora import Adapters
 from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.models.weights import load_weights
-from agent_tunix.workflows import export, setup
-from agent_tunix.workflows.evaluate import complete
+from agent_tunix.workflows import export, rollouts, setup
+from agent_tunix.workflows.evaluate import answers_of
 from agent_tunix.workflows.examples import load_examples, prompt_width
+from agent_tunix.workflows.run import engine_of
 
 LONG_RUNS = True
 TRAIN = ["train", "model=gemma3_tiny", "training.num_batches=2", "training.save_interval_steps=1", "hydra.run.dir=run"]
@@ -76,7 +76,7 @@ def test_merged_completes_as_trained(command, trained, tmp_path):
 
     examples = load_examples(cfg, "test", 8, model.tokenizer, print)
     width = prompt_width(examples)
-    prompts = setup.pad_prompts(examples, width, model)
+    prompts = rollouts.pad_prompts(examples, width, model)
     hidden = [
         gemma3.forward(weights, lora, arch, prompts.tokens_PS, prompts.positions_PS)[0]
         for weights, lora in ((model.weights, adapters), (exported.weights, None), (model.weights, None))
@@ -87,8 +87,8 @@ def test_merged_completes_as_trained(command, trained, tmp_path):
     greedy = setup.training_sampling(cfg, model.tokenizer)
     greedy = dataclasses.replace(greedy, greedy=True, num_generations=1)
     texts = [
-        alone(complete(m, t, examples, width, 8, greedy, 1.0, jax.random.key(0)))
-        for m, t in ((model, adapters), (exported, None))
+        answers_of(engine, engine.policy(t), examples, width, 8, jax.random.key(0), greedy, 1.0)
+        for engine, t in ((engine_of(cfg, model, None), adapters), (engine_of(cfg, exported, None), None))
     ]
     assert texts[0] == texts[1]
 

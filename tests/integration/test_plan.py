@@ -14,7 +14,7 @@ from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine.metrics import read_records
 from agent_tunix.models.sources import find_checkpoint
-from agent_tunix.workflows import dry_run, memory, setup, train
+from agent_tunix.workflows import dry_run, memory, run
 
 LONG_RUNS = True
 RUN = ["model=gemma3_tiny", "training.num_batches=3", "training.micro_batch_size=2", "grpo.num_iterations=2"]
@@ -45,7 +45,7 @@ def test_worked_answers_that_do_not_fit_are_left_out_as_by_the_run(command):
     notices: list[str] = []
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         cfg = validate(compose("config", few), Config)
-    plan = train.prepare(cfg, setup.Shelf(), notices.append).plan
+    plan = run.prepare(cfg, run.Loaded(), notices.append).plan
     assert re.search(rf"updates\s+│\s+{plan.total_steps}\b", planned.out)
     [left_out] = [text for text in notices if "have no worked answer" in text]
     assert left_out in planned.out

@@ -17,7 +17,7 @@ from rich.console import Console
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine.metrics import claimed, read_records
-from agent_tunix.workflows import dry_run, memory, setup, sweep, train
+from agent_tunix.workflows import dry_run, memory, run, setup, sweep, train
 
 LONG_RUNS = True
 RUN = [
@@ -143,7 +143,7 @@ def test_a_sweep_started_again_in_its_folder_runs_what_is_missing(command, tmp_p
 
 
 def test_an_interrupted_sweep_says_how_to_go_on(tmp_path, monkeypatch):
-    def interrupted(jobs, folder, console, shelf, interruption, fuse):
+    def interrupted(jobs, folder, console, loaded, interruption, fuse):
         interruption.requested = True
         return []
 
@@ -269,7 +269,7 @@ def test_jobs_are_grouped_by_the_program_they_need():
 
 def test_a_group_is_cut_to_what_memory_holds(monkeypatch):
     group, said = jobs(*([f"seed={seed}"] for seed in range(4))), []
-    runs = [train.prepare(job.cfg, setup.Shelf(), print) for job in group]
+    runs = [run.prepare(job.cfg, run.Loaded(), print) for job in group]
     planned = dry_run.shapes(runs[0].cfg, max(run.task.prompt_width for run in runs))
     monkeypatch.setattr(sweep, "cost_of_many", lambda r, members: 1.0)
     for members, sizes in ((4, [4]), (3, [2, 2]), (2, [2, 2]), (1, [1, 1, 1, 1])):
@@ -282,7 +282,7 @@ def test_a_group_is_cut_to_what_memory_holds(monkeypatch):
 
 def test_whether_to_fuse_is_decided_by_what_the_device_takes(monkeypatch):
     group = jobs(["seed=1"], ["seed=2"], ["seed=3"], ["seed=4"])
-    runs = [train.prepare(job.cfg, setup.Shelf(), print) for job in group]
+    runs = [run.prepare(job.cfg, run.Loaded(), print) for job in group]
     for ratio, at_once in ((1.3, 4), (3.9, 1)):
         monkeypatch.setattr(sweep, "cost_of_many", lambda r, members, ratio=ratio: ratio)
         said: list[str] = []

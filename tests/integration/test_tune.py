@@ -153,9 +153,9 @@ def refused(command, tmp_path: Path) -> None:
 def test_an_interrupted_search_says_how_to_go_on(command, tmp_path, monkeypatch):
     train_all = sweep.train_all
 
-    def interrupted(jobs, folder, console, shelf, interruption, fuse="auto"):
+    def interrupted(jobs, folder, console, loaded, interruption, fuse="auto"):
         interruption.requested = "2-fine-rate" in str(folder)
-        return train_all(jobs, folder, console, shelf, interruption, fuse)
+        return train_all(jobs, folder, console, loaded, interruption, fuse)
 
     monkeypatch.setattr(sweep, "train_all", interrupted)
     outcome = command("tune", *RUN, "tune.budget=24", "hydra.run.dir=out")

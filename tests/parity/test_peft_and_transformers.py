@@ -22,7 +22,7 @@ from agent_tunix.models.lora import init_adapters
 from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.models.weights import load_weights
-from agent_tunix.workflows import export, setup
+from agent_tunix.workflows import export, rollouts, setup
 from agent_tunix.workflows.examples import load_examples, prompt_width
 
 pytestmark = pytest.mark.parity
@@ -53,7 +53,7 @@ def test_transformers_and_peft_do_what_was_trained(trained):
     model = setup.load_model(cfg)
     adapters, _ = setup.load_trained(str(trained / "run"), cfg, model)
     examples = load_examples(cfg, "test", 32, model.tokenizer, print)
-    prompts = setup.pad_prompts(examples, prompt_width(examples), model)
+    prompts = rollouts.pad_prompts(examples, prompt_width(examples), model)
     hidden, _ = gemma3.forward(model.weights, adapters, model.arch, prompts.tokens_PS, prompts.positions_PS)
     logits = np.asarray(gemma3.unembed(model.weights, hidden))
     sampling = setup.training_sampling(cfg, model.tokenizer)

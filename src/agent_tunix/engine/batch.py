@@ -38,13 +38,12 @@ def score(scorer: Scorer, examples: Sequence[Example], texts: Mapping[int, str],
     return Scored(texts, values, scorer.total(values).reshape(-1, G))
 
 
-def trim(rollouts: Rollouts) -> tuple[Rollouts, np.ndarray]:
-    """Completions cut to the bucket of the longest, and the lengths of all."""
-    lengths_B = processes.whole(rollouts.mask_BC).sum(axis=1)
+def trim(rollouts: Rollouts, lengths_B: np.ndarray) -> Rollouts:
+    """Completions cut to the bucket of the longest."""
     width = bucket(int(lengths_B.max()), rollouts.tokens_BC.shape[1])
     by_token = rollouts.tokens_BC, rollouts.mask_BC, rollouts.logprobs_BC
     tokens_BC, mask_BC, logprobs_BC = (cut_to(width, array_BC) for array_BC in by_token)
-    return Rollouts(tokens_BC, mask_BC, logprobs_BC, rollouts.ended_B), lengths_B
+    return Rollouts(tokens_BC, mask_BC, logprobs_BC, rollouts.ended_B)
 
 
 def cut_to(width: int, array_BC: jax.Array) -> jax.Array:

@@ -12,15 +12,15 @@ import numpy as np
 
 from agent_tunix.engine import compiler
 from agent_tunix.engine.ahead import Program
-from agent_tunix.engine.population import DeviceRequest
+from agent_tunix.engine.calls import ProgramCall
 from agent_tunix.models import gemma3, lora
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters, Trainable
 
 
 @dataclasses.dataclass(frozen=True)
-class Probe(DeviceRequest):
-    """Asks for `count` tokens of every row to be read.
+class Probe(ProgramCall):
+    """Reads `count` tokens of every row.
 
     With several, the device's time is seen, and not the call's, which threads that want the interpreter can make long.
     """
@@ -30,13 +30,16 @@ class Probe(DeviceRequest):
     tokens_B1: np.ndarray
     arch: Architecture
     count: int
-    kind = ("probe",)
+
+    @property
+    def kind(self) -> tuple:
+        return (Probe,)
 
     @staticmethod
-    def program(requests: Sequence[Probe]) -> Program:
-        members, tokens = zip(*((r.trainable, r.tokens_B1) for r in requests), strict=True)
-        static = {"arch": requests[0].arch, "count": requests[0].count}
-        return Program(_read_tokens, (requests[0].weights, members, tokens), static)
+    def program(calls: Sequence[Probe]) -> Program:
+        members, tokens = zip(*((r.trainable, r.tokens_B1) for r in calls), strict=True)
+        static = {"arch": calls[0].arch, "count": calls[0].count}
+        return Program(_read_tokens, (calls[0].weights, members, tokens), static)
 
 
 @partial(jax.jit, static_argnames=("arch", "count"), compiler_options=compiler.OPTIONS)

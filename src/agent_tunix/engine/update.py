@@ -24,7 +24,7 @@ from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine import compiler
 from agent_tunix.models import gemma3
 from agent_tunix.models.gemma3 import Architecture, Weights
-from agent_tunix.models.lora import Adapters, Trainable, policy, stack
+from agent_tunix.models.lora import Adapters, Trainable, policy_of, stack
 from agent_tunix.models.mesh import cut, keep_in_place
 from agent_tunix.types import Batch, Prompts, TrainState, pytree
 
@@ -197,7 +197,7 @@ def _loss(
     """The sum of the losses of K policies, whose rows lie one policy after another, and the statistics of each."""
     temperature_B = _by_row([c.temperature for c in cs], part.tokens_BC)
     logprobs_BC, entropy_BC = completion_logprobs(
-        *policy(weights, trainable), part.prompts, part.tokens_BC, part.mask_BC, arch=arch, temperature=temperature_B
+        *policy_of(weights, trainable), part.prompts, part.tokens_BC, part.mask_BC, arch=arch, temperature=temperature_B
     )
     of_each = jax.tree.map(lambda x: x.reshape(len(cs), -1, *x.shape[1:]), (logprobs_BC, entropy_BC, part))
     c_K = jax.tree.map(lambda *values: _by_policy(values), *cs)

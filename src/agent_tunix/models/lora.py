@@ -35,6 +35,7 @@ class Adapters:
 
 
 Trainable = Adapters | Weights
+Policy = tuple[Weights, Adapters | None]
 
 
 def stack(members: Sequence[Adapters | None]) -> Adapters | None:
@@ -66,7 +67,7 @@ def filled_pair(adapters: Adapters | None, module: str, w_LEU: jax.Array, rank: 
     return jnp.pad(a, ((0, 0), (0, 0), (0, 0), (0, missing))), jnp.pad(b, ((0, 0), (0, 0), (0, missing), (0, 0)))
 
 
-def policy(base: Weights, trainable: Trainable) -> tuple[Weights, Adapters | None]:
+def policy_of(base: Weights, trainable: Trainable) -> Policy:
     """The weights and adapters that make the trained policy: adapters over the base, or all weights themselves."""
     if isinstance(trainable, Adapters):
         return base, trainable

@@ -25,7 +25,7 @@ from agent_tunix.workflows.diagnosis.remedies import (
     value_text,
     with_lr_min,
 )
-from agent_tunix.workflows.gather import Run
+from agent_tunix.workflows.run import Run
 
 HOW_TO_LEARN = ("training", "optimizer", "scheduler", "grpo")  # not carried over from a warm start, but for what is
 SAME_HERE = ("training.train_fraction", "training.micro_batch_size", "training.batch_size")  # held out, and what fits

@@ -37,8 +37,7 @@ from agent_tunix.tasks import rewards
 from agent_tunix.workflows import memory, setup
 from agent_tunix.workflows.curve import as_svg, in_characters
 from agent_tunix.workflows.display import say
-from agent_tunix.workflows.examples import load_splits, load_task
-from agent_tunix.workflows.gather import with_demonstrations
+from agent_tunix.workflows.examples import load_splits, load_task, refuse_unknown_tokens, with_demonstrations
 from agent_tunix.workflows.plan import Plan, coefficients, make_plan, too_few
 
 USABLE = 0.92  # of a card's memory; the rest goes to the runtime and to fragments
@@ -113,7 +112,7 @@ def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]
         return None, longest, [f"the data is out of reach, so training.num_batches is assumed to be right ({why})"]
     if found is None or tokenizer is None or task is None:
         return len(rows), longest, ["the tokenizer is not here: prompts that are too long are counted too"]
-    setup.refuse_unknown_tokens([example.prompt_ids for example in (*task.train, *task.validation)], found[1])
+    refuse_unknown_tokens([example.prompt_ids for example in (*task.train, *task.validation)], found[1])
     if cfg.training.method == "supervised":
         rows = with_demonstrations(task.train, tokenizer, found[1], cfg.generation.max_generation_steps, notice)
     return len(rows), task.prompt_width, []

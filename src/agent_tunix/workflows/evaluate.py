@@ -16,7 +16,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -28,18 +28,26 @@ from rich.table import Table
 from agent_tunix.config.continuation import made_of
 from agent_tunix.config.load import validate
 from agent_tunix.config.schema import Config, EvaluateConfig
-from agent_tunix.engine import processes
+from agent_tunix.engine.engine import Engine
 from agent_tunix.engine.metrics import Record, run_folder
-from agent_tunix.engine.population import Conversation, Ready, Sample, alone
 from agent_tunix.engine.rng import Purpose, step_key
-from agent_tunix.engine.rollout import Draw, Sampling
+from agent_tunix.engine.rollout import Sampling
 from agent_tunix.errors import UserError
-from agent_tunix.models.lora import Trainable, policy
+from agent_tunix.models.lora import Policy, Trainable
 from agent_tunix.tasks import answers, rewards
 from agent_tunix.tasks.datasets import Example, batches
 from agent_tunix.workflows import setup
 from agent_tunix.workflows.display import say
-from agent_tunix.workflows.examples import load_examples, prompt_width, same_set, set_name, warn_of_trained_on
+from agent_tunix.workflows.examples import (
+    load_examples,
+    prompt_width,
+    refuse_unknown_tokens,
+    same_set,
+    set_name,
+    warn_of_trained_on,
+)
+from agent_tunix.workflows.rollouts import complete
+from agent_tunix.workflows.run import engine_of
 
 ASKED = ("run", "step", "inference_config", "num_passes", "evaluation", "seed", "data")  # what can be chosen for a run
 LENGTH = "generation.max_prompt_length"  # and for its problems, which training did not read
@@ -49,34 +57,30 @@ NOT_OF_SET = {
 }
 
 
-def complete(
-    model: setup.Model,
-    trainable: Trainable | None,
+def answers_of(
+    engine: Engine,
+    policy: Policy,
     examples: Sequence[Example],
     width: int,
     batch_size: int,
+    key: jax.Array,
     sampling: Sampling,
     temperature: float,
-    key: jax.Array,
     shared: str | None = None,
-    meanwhile: Callable[[], None] = lambda: None,
-) -> Conversation[list[list[str]]]:
-    """`num_generations` completions of every example; `shared` names them where other runs may ask for the very same.
+) -> list[list[str]]:
+    """`num_generations` completions of every problem, as many problems at once as are given.
 
-    `meanwhile` is called when the device is at work on them.
+    `shared` names them where other runs may ask for the very same.
     """
-    weights, adapters = policy(model.weights, trainable) if trainable is not None else (model.weights, None)
     batch_size = min(batch_size, len(examples))
-    rows = batch_size + -batch_size % model.mesh.shape["fsdp"]
+    rows = batch_size + -batch_size % engine.model.mesh.shape["fsdp"]
     texts: list[list[str]] = []
     for index, batch in enumerate(batches(examples, batch_size)):
         full = batch + [batch[-1]] * (rows - len(batch))
-        prompts = setup.pad_prompts(full, width, model)
-        draw = Draw(adapters, prompts, jax.random.fold_in(key, index), temperature)
-        drawn = yield Sample(weights, draw, model.arch, sampling, shared and f"{shared}, batch {index}")
-        meanwhile()
-        yield Ready(drawn)
-        decoded = [model.tokenizer.decode(row) for row in processes.whole(drawn.tokens_BC).tolist()]
+        name = shared and f"{shared}, batch {index}"
+        of_batch = jax.random.fold_in(key, index)
+        found = complete(engine, policy, full, width, of_batch, sampling, temperature, shared=name, by_all=True)
+        decoded = [engine.model.tokenizer.decode(ids) for ids in found.ids.values()]
         G = sampling.num_generations
         texts += [decoded[i * G : (i + 1) * G] for i in range(len(batch))]
     return texts
@@ -152,7 +156,7 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     if cfg.run is not None:
         warn_of_trained_on(trained, examples, console.print)
     trainable, step = _trainable(cfg, trained, model)
-    setup.refuse_unknown_tokens([example.prompt_ids for example in examples], model.arch)
+    refuse_unknown_tokens([example.prompt_ids for example in examples], model.arch)
     way = cfg.inference_config
     passes = cfg.num_passes if way.temperature else 1
     if passes < cfg.num_passes:
@@ -167,7 +171,9 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     key = step_key(cfg.seed, step, Purpose.EVALUATION)
     width = prompt_width(examples)
     temperature = way.temperature or 1.0
-    completions = alone(complete(model, trainable, examples, width, cfg.evaluation.batch_size, sampling, temperature, key))
+    engine = engine_of(trained, model, None)
+    policy = engine.policy(trainable)
+    completions = answers_of(engine, policy, examples, width, cfg.evaluation.batch_size, key, sampling, temperature)
     named = {"set": other} if other else {}
     record = {"step": step, "split": "test", **named, **grade(examples, completions), "num_passes": passes}
     record |= {f"inference/{k}": v for k, v in cfg.inference_config.model_dump().items()}

@@ -13,9 +13,11 @@ from agent_tunix.config.load import read_saved, validate
 from agent_tunix.config.schema import Config, DataSection
 from agent_tunix.engine import processes
 from agent_tunix.errors import UserError
+from agent_tunix.models.gemma3 import Architecture
 from agent_tunix.models.tokenizer import Tokenizer
 from agent_tunix.tasks.arithmetic import how_many
 from agent_tunix.tasks.datasets import Example, arithmetic_rows, tokenize
+from agent_tunix.tasks.prompts import demonstration
 from agent_tunix.tasks.tables import Row, RowFormat, held_out_apart, read_rows
 
 Notice = Callable[[str], None]
@@ -209,3 +211,34 @@ def _check_vocabulary(rows: Sequence[Row], data: DataSection, tokenizer: Tokeniz
 
 def _named(text: str) -> str:
     return repr(text if len(text) <= LONGEST_NAMED else f"{text[:LONGEST_NAMED]} ...")
+
+
+def demonstration_ids(examples: Sequence[Example], tokenizer: Tokenizer) -> list[list[int]]:
+    return tokenizer.encode_all([demonstration(example.worked, example.answer) for example in examples])
+
+
+def with_demonstrations(
+    examples: list[Example], tokenizer: Tokenizer, arch: Architecture, longest: int, notice: Notice
+) -> list[Example]:
+    """The examples that have a worked answer of at most `longest` tokens; says how many have not."""
+    worked = [e for e in examples if e.worked]
+    ids = demonstration_ids(worked, tokenizer)
+    kept = [example for example, own in zip(worked, ids, strict=True) if len(own) <= longest]
+    if not kept:
+        raise UserError(
+            "training.method=supervised: no example has a worked answer that fits generation.max_generation_steps="
+            f"{longest}. A worked answer is what stands before data.answer_pattern in data.answer_field."
+        )
+    refuse_unknown_tokens(ids, arch)
+    if len(kept) < len(examples):
+        notice(f"{len(examples) - len(kept)} of {len(examples)} examples have no worked answer of at most {longest} tokens.")
+    return kept
+
+
+def refuse_unknown_tokens(sequences: Sequence[Sequence[int]], arch: Architecture) -> None:
+    """Refuses tokens that the embedding has no row for, which the device would not notice."""
+    if (largest := max(map(max, sequences))) >= arch.vocab_size:
+        raise UserError(
+            f"The tokenizer gives token {largest}, but the model knows {arch.vocab_size} tokens: it is another model's. "
+            "Put the model's own tokenizer into the folder that model.weights names."
+        )

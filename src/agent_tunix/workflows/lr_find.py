@@ -24,19 +24,17 @@ from agent_tunix.config.schema import Config
 from agent_tunix.config.tuning import LrFindConfig
 from agent_tunix.engine.guard import Interruption
 from agent_tunix.engine.metrics import Record, read_records, replace_text
-from agent_tunix.engine.population import alone
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.tasks.datasets import Stream
 from agent_tunix.tasks.rewards import is_fault_of_reward
 from agent_tunix.workflows import ramp, setup
 from agent_tunix.workflows.curve import as_svg, in_characters
-from agent_tunix.workflows.desk import Pause
 from agent_tunix.workflows.diagnosis.remedies import join, less, rounded, with_lr_min
 from agent_tunix.workflows.display import Bars, say
-from agent_tunix.workflows.gather import Run
 from agent_tunix.workflows.plan import make_plan
 from agent_tunix.workflows.report.page import report_on
-from agent_tunix.workflows.train import prepare, training
+from agent_tunix.workflows.run import Loaded, Run, prepare
+from agent_tunix.workflows.train import training
 
 RATE = "optimizer.learning_rate"
 REACH = 4  # half decades either side of the model's guidance
@@ -49,14 +47,14 @@ def run(cfg: LrFindConfig, path: Path, console: Console, overrides: Sequence[str
     check(cfg, path)
     setup.start_device(partial(say, console))
     with Interruption() as interruption, Bars(console) as bars:
-        whole = prepare(_training_config(cfg), setup.Shelf(), bars.notice, overrides)
+        whole = prepare(_training_config(cfg), Loaded(), bars.notice, overrides)
         r = ramped(cfg, whole)
         _ = whole.model.weights  # read now, so that a fault in them is found before anything is written
         _begin(path)
         by_reward = False
         try:
             display = bars.display("ramp", r.plan.total_steps)
-            alone(training(r, path, display, interruption, Pause(lambda step: _fallen(path, r), by_folder=True)))
+            training(r, path, display, interruption, pause=lambda step: _fallen(path, r))
         except DivergenceError as fault:
             bars.notice(f"The ramp ends here. {str(fault).splitlines()[0]}")
             by_reward = is_fault_of_reward(fault.fault)

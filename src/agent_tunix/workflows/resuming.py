@@ -17,7 +17,7 @@ from agent_tunix.workflows import setup
 from agent_tunix.workflows.diagnosis.records import finite, read_object
 from agent_tunix.workflows.display import counted
 from agent_tunix.workflows.examples import Notice
-from agent_tunix.workflows.gather import Run
+from agent_tunix.workflows.run import Run
 
 
 def restored(r: Run, path: Path, checkpoints: Checkpoints, fresh: TrainState, notice: Notice) -> tuple[TrainState, Progress]:

@@ -8,17 +8,14 @@ import gc
 import math
 import os
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from agent_tunix.config.continuation import no_run
-from agent_tunix.config.imports import Origin
 from agent_tunix.config.load import read_saved, validate
 from agent_tunix.config.mesh_shape import sizes_of
 from agent_tunix.config.schema import Config, ModelSection
@@ -28,6 +25,7 @@ from agent_tunix.engine.rng import Purpose, step_key
 from agent_tunix.engine.rollout import Sampling
 from agent_tunix.engine.update import evaluation_trainable, init_state
 from agent_tunix.errors import UserError
+from agent_tunix.models.base import Model
 from agent_tunix.models.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import (
     ATTENTION,
@@ -41,50 +39,12 @@ from agent_tunix.models.lora import (
     strange_words,
     unadapted,
 )
-from agent_tunix.models.mesh import abstract, lay_rows, make_in_place, make_mesh, mesh_of_sizes, place
+from agent_tunix.models.mesh import abstract, make_in_place, make_mesh, mesh_of_sizes, place
 from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import Tokenizer, load_tokenizer
 from agent_tunix.models.weights import open_weights, quantised, read_architecture, weight_shapes
-from agent_tunix.tasks.datasets import Example, left_padded
-from agent_tunix.tasks.rewards import Scorer
-from agent_tunix.types import Prompts, TrainState
-from agent_tunix.workflows.base import Model
-from agent_tunix.workflows.examples import Notice, Task, load_task
-
-
-class Shelf:
-    """Keeps what the next run may need too: the model that was loaded last, data, rewards, answers of fresh policies."""
-
-    def __init__(self) -> None:
-        self._model: tuple[Any, Model] | None = None
-        self._tasks: dict[str, Task] = {}
-        self._scorers: dict[str, Scorer] = {}
-        self.beginnings: dict[str, list[list[str]]] = {}
-
-    def model(self, cfg: Config) -> Model:
-        wanted = (cfg.model, cfg.training.init_from, cfg.training.init_step)
-        if self._model is None or self._model[0] != wanted:
-            self._model = None  # two sets of weights need not fit
-            self._model = (wanted, load_model(cfg))
-        return self._model[1]
-
-    def task(self, cfg: Config, model: Model, notice: Notice) -> Task:
-        cuts = (cfg.generation.max_prompt_length, cfg.evaluation.num_examples, cfg.training.train_fraction)
-        seed = cfg.seed if cfg.data.source == "arithmetic" else None  # files are cut the same for every seed
-        wanted = repr((cfg.data, seed, cuts, cfg.model.weights))
-        if wanted not in self._tasks:
-            task = load_task(cfg, model.tokenizer, notice)
-            refuse_unknown_tokens([example.prompt_ids for example in (*task.train, *task.validation)], model.arch)
-            self._tasks[wanted] = task
-        return self._tasks[wanted]
-
-    def scorer(self, cfg: Config, origin: Origin, notice: Notice) -> Scorer:
-        """Jobs that differ in weights alone share the functions, and the process in which these run."""
-        reward = cfg.reward
-        wanted = repr((reward.functions, reward.timeout, origin))
-        if wanted not in self._scorers:
-            self._scorers[wanted] = Scorer(reward.functions, reward.weights, origin, notice, reward.timeout)
-        return self._scorers[wanted].weighing(reward.weights)
+from agent_tunix.types import TrainState
+from agent_tunix.workflows.examples import Notice
 
 
 def start_device(notice: Notice) -> None:
@@ -320,27 +280,6 @@ def adapters_of(cfg: Config, arch: Architecture) -> dict[str, Any]:
 
 def _fresh_adapters(seed: int, **of: Any) -> Adapters:
     return init_adapters(step_key(seed, 0, Purpose.INIT), **of)
-
-
-def pad_prompts(examples: Sequence[Example], width: int, model: Model) -> Prompts:
-    """The prompts of a batch where the model lies; a process pads those that its devices read."""
-
-    def laid(part: int) -> jax.Array:
-        def padded(rows: slice) -> np.ndarray:
-            return left_padded([example.prompt_ids for example in examples[rows]], width, model.tokenizer.pad_id)[part]
-
-        return lay_rows(padded, (len(examples), width), model.mesh)
-
-    return Prompts(laid(0), laid(1))
-
-
-def refuse_unknown_tokens(sequences: Sequence[Sequence[int]], arch: Architecture) -> None:
-    """Refuses tokens that the embedding has no row for, which the device would not notice."""
-    if (largest := max(map(max, sequences))) >= arch.vocab_size:
-        raise UserError(
-            f"The tokenizer gives token {largest}, but the model knows {arch.vocab_size} tokens: it is another model's. "
-            "Put the model's own tokenizer into the folder that model.weights names."
-        )
 
 
 def training_sampling(cfg: Config, tokenizer: Tokenizer) -> Sampling:

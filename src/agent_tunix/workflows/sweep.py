@@ -13,10 +13,10 @@ import dataclasses
 import json
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import numpy as np
@@ -26,23 +26,23 @@ from agent_tunix.config.continuation import saved_steps
 from agent_tunix.config.load import keys, read_saved, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine import ahead
+from agent_tunix.engine.calls import Answer, CompileAhead, alone
+from agent_tunix.engine.fused import together
 from agent_tunix.engine.guard import Interruption
 from agent_tunix.engine.metrics import Record, claimed
-from agent_tunix.engine.population import Foresight, alone, together
 from agent_tunix.engine.probe import Probe
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.workflows import memory, setup
 from agent_tunix.workflows.closing import validations
-from agent_tunix.workflows.desk import Pause
 from agent_tunix.workflows.diagnosis.records import FINISHED
 from agent_tunix.workflows.diagnosis.remedies import value_text
 from agent_tunix.workflows.display import Bars, say
 from agent_tunix.workflows.dry_run import USABLE, card, shapes
 from agent_tunix.workflows.examples import Notice
-from agent_tunix.workflows.gather import Run, foreseen
 from agent_tunix.workflows.report.page import report_on
+from agent_tunix.workflows.run import Loaded, Run, compile_ahead, prepare
 from agent_tunix.workflows.sweep_folder import APART, Group, groups_of, job_folders, labels, read_index, results, write_index
-from agent_tunix.workflows.train import Outcome, prepare, training
+from agent_tunix.workflows.train import Outcome, training
 
 INPUTS = [key for key, field in keys(Config).items() if (field.json_schema_extra or {}).get("input")]
 WORTH = 0.5  # fuse where a decode step of all costs less than this share of their steps one by one
@@ -76,7 +76,7 @@ def run(jobs: Sequence[Job], folder: Path, console: Console, fuse: Fuse = "auto"
         setup.start_device(partial(say, console))
         try:
             with Interruption() as interruption:
-                found = train_all(jobs, folder, console, setup.Shelf(), interruption, fuse)
+                found = train_all(jobs, folder, console, Loaded(), interruption, fuse)
         except Exception:
             if job_folders(folder):
                 report_on(folder, console.print)
@@ -88,9 +88,9 @@ def run(jobs: Sequence[Job], folder: Path, console: Console, fuse: Fuse = "auto"
 
 
 def train_all(
-    jobs: Sequence[Job], folder: Path, console: Console, shelf: setup.Shelf, interruption: Interruption, fuse: Fuse = "auto"
+    jobs: Sequence[Job], folder: Path, console: Console, loaded: Loaded, interruption: Interruption, fuse: Fuse = "auto"
 ) -> list[Record]:
-    """As `run`, for one of several sweeps of a process, which share what is loaded (`shelf`) and one interruption."""
+    """As `run`, for one of several sweeps of a process, which share what is loaded (`loaded`) and one interruption."""
     if not all(job.folder.name.isdecimal() and job.folder.parent == folder for job in jobs):
         raise UserError("hydra.sweep.subdir must stay the job's number; hydra.sweep.dir=<folder> says where the sweep goes.")
     folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def train_all(
     try:
         with Bars(console, several=True) as bars:
             # All of them first: what the user must mend in any is found before one is trained.
-            runs = {job.folder: _prepared(job, shelf, bars) for group, _ in grouped for job in group}
+            runs = {job.folder: _prepared(job, loaded, bars) for group, _ in grouped for job in group}
             for group, earlier in grouped:
                 if interruption.requested:
                     break
@@ -180,11 +180,14 @@ def _train(
     jobs: Sequence[Job], runs: Sequence[Run], group: Group, size: int, bars: Bars, interruption: Interruption
 ) -> None:
     """Trains jobs by a program for so many at once; one that diverges does not end the others."""
-    conversations = [
-        training(r, job.folder, bars.display(job.label, r.plan.total_steps), interruption, Pause(job.rests))
-        for r, job in zip(_begun(runs, group.prompt_width if size > 1 else 0), jobs, strict=True)
-    ]
-    for job, outcome in zip(jobs, _answered(conversations, size), strict=True):
+
+    def loop(r: Run, job: Job, answer: Answer) -> Outcome:
+        r = dataclasses.replace(r, engine=dataclasses.replace(r.engine, answer=answer))
+        return training(r, job.folder, bars.display(job.label, r.plan.total_steps), interruption, job.rests)
+
+    begun = _begun(runs, group.prompt_width if size > 1 else 0)
+    loops = [partial(loop, r, job) for r, job in zip(begun, jobs, strict=True)]
+    for job, outcome in zip(jobs, _outcomes(loops, size), strict=True):
         if isinstance(outcome, DivergenceError):
             bars.labelled(job.label)(str(outcome))
 
@@ -200,17 +203,17 @@ def _begun(runs: Sequence[Run], width: int) -> list[Run]:
     return [dataclasses.replace(r, task=dataclasses.replace(r.task, prompt_width=width), started=now) for r in runs]
 
 
-def _prepared(job: Job, shelf: setup.Shelf, bars: Bars) -> Run:
+def _prepared(job: Job, loaded: Loaded, bars: Bars) -> Run:
     """Silently where a job goes on, as it gave its notices before, or is one of a search, which tries unusual values."""
     silent = job.stop_after is not None or (job.folder / "config.yaml").exists()
-    return prepare(job.cfg, shelf, (lambda text: None) if silent else bars.labelled(job.label), job.overrides)
+    return prepare(job.cfg, loaded, (lambda text: None) if silent else bars.labelled(job.label), job.overrides)
 
 
-def _answered(conversations: list[Any], size: int) -> list[Outcome | DivergenceError]:
+def _outcomes(loops: Sequence[Callable[[Answer], Outcome]], size: int) -> list[Outcome | DivergenceError]:
     if size > 1:
-        return together(conversations, size)
+        return together(loops, size)
     try:
-        return [alone(conversations[0])]
+        return [loops[0](alone)]
     except DivergenceError as fault:  # one bad candidate does not end a sweep
         return [fault]
 
@@ -224,11 +227,10 @@ def _fused_size(runs: Sequence[Run], notice: Notice, fuse: Fuse) -> int:
         return 1
     programs = -(-jobs // members)
     size = -(-jobs // programs)
-    if all(to_come := [foreseen(of) for of in _begun(runs[:size], _width(runs))]):  # compiled while this is measured
-        probe = Foresight((_probe(r, outline=True),))
-        Foresight.answer([probe] * size)
-        Foresight.answer([probe])
-        Foresight.answer(list(map(Foresight, to_come)))
+    probe = CompileAhead((_probe(r, outline=True),))
+    CompileAhead.answer([probe] * size)
+    CompileAhead.answer([probe])
+    together([partial(_compile_ahead, of) for of in _begun(runs[:size], _width(runs))])  # while this is measured
     ratio = cost_of_many(r, size)
     measured = f"a decode step of {size} jobs at once takes {ratio:.1f} times that of one"
     if fuse == "auto" and ratio > WORTH * size:
@@ -236,6 +238,10 @@ def _fused_size(runs: Sequence[Run], notice: Notice, fuse: Fuse) -> int:
         return 1
     notice(f"{jobs} jobs run as one program{f', in {programs} parts' if programs > 1 else ''}: {measured}.")
     return size
+
+
+def _compile_ahead(r: Run, answer: Answer) -> None:
+    compile_ahead(dataclasses.replace(r, engine=dataclasses.replace(r.engine, answer=answer)))
 
 
 def _most_that_fit(r: Run, wanted: int, prompt_width: int) -> int:

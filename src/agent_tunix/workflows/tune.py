@@ -25,7 +25,7 @@ from agent_tunix.workflows.diagnosis.records import finite, read_object
 from agent_tunix.workflows.diagnosis.remedies import join
 from agent_tunix.workflows.display import counted, say
 from agent_tunix.workflows.plan import Plan, make_plan
-from agent_tunix.workflows.train import prepare
+from agent_tunix.workflows.run import Loaded, prepare
 from agent_tunix.workflows.tuning.closing import close
 from agent_tunix.workflows.tuning.halving import Price, lengths, longest, rungs, whole_cost
 from agent_tunix.workflows.tuning.search import measure_pace, search
@@ -105,8 +105,8 @@ def begin(
     cfg: TuneConfig, folder: Path, console: Console, overrides: Sequence[str], interruption: Interruption
 ) -> tuple[Session, Plan]:
     """Loads what all candidates share; whatever the user must mend is found here, before anything is written."""
-    shelf, whole = setup.Shelf(), training_config(cfg)
-    plan = prepare(candidate(whole, start(cfg)), shelf, partial(say, console)).plan
+    loaded, whole = Loaded(), training_config(cfg)
+    plan = prepare(candidate(whole, start(cfg)), loaded, partial(say, console)).plan
     refuse_impossible(cfg, whole, plan, "in whole runs")
     candidate(whole, {"seed": cfg.seed + cfg.tune.seeds - 1})  # the last that a finalist is trained with
     record: Record = {
@@ -117,7 +117,7 @@ def begin(
         "command": "",
         "verdict": "",
     }
-    return Session(cfg, whole, [plan.total_steps], folder, overrides, console, shelf, interruption, record), plan
+    return Session(cfg, whole, [plan.total_steps], folder, overrides, console, loaded, interruption, record), plan
 
 
 def refuse_impossible(cfg: TuneConfig, base: Config, plan: Plan, length: str) -> None:

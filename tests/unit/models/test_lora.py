@@ -17,7 +17,7 @@ from agent_tunix.models.lora import (
     init_adapters,
     merged_if_it_pays,
     module_shape,
-    policy,
+    policy_of,
     select_modules,
     stack,
     strange_words,
@@ -114,9 +114,9 @@ def test_rank_and_alpha_make_the_scale(arch):
 
 def test_policy_is_adapters_over_the_base_or_all_weights_in_the_type_of_the_base(weights, adapters):
     base = jax.tree.map(lambda x: x.astype(jnp.bfloat16), weights)
-    assert policy(base, adapters) == (base, adapters)
+    assert policy_of(base, adapters) == (base, adapters)
     trained = jax.tree.map(lambda x: x + 1, weights)
-    cast, none = policy(base, trained)
+    cast, none = policy_of(base, trained)
     assert none is None
     assert {leaf.dtype for leaf in jax.tree.leaves(cast)} == {jnp.dtype(jnp.bfloat16)}
     np.testing.assert_array_equal(cast.embed_VD, trained.embed_VD.astype(jnp.bfloat16))

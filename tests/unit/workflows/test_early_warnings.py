@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from agent_tunix.workflows import train
-from agent_tunix.workflows.desk import NEVER, Desk
 
 
 def test_a_run_that_goes_wrong_is_told_of_it_once(write_run, tmp_path):
@@ -14,9 +13,9 @@ def test_a_run_that_goes_wrong_is_told_of_it_once(write_run, tmp_path):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in cut))
     said: list[str] = []
     given: Any = SimpleNamespace(path=folder), None, SimpleNamespace(notice=said.append)
-    desk = Desk(*given, interruption=None, pause=NEVER, asked_at=None, rollbacks=[])
+    out = train.Outputs(*given, rollbacks=[])
     for _ in range(2):
-        train._warn_early(desk)
+        train._warn_early(out)
     assert len(said) == 1
     assert said[0].startswith("early warning: answers truncated, 100% of the last completions were cut")
     assert said[0].endswith("generation.max_generation_steps=64")

@@ -15,7 +15,7 @@ from agent_tunix.config.load import validate
 from agent_tunix.config.schema import Config
 from agent_tunix.models.gemma3 import Architecture
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD
-from agent_tunix.workflows import dry_run, setup, train
+from agent_tunix.workflows import dry_run, run
 from agent_tunix.workflows.memory import (
     Shapes,
     adapter_parameters,
@@ -156,7 +156,7 @@ def test_a_run_that_needs_more_than_there_is_is_told_before_it_begins(config, mo
     peak = estimate(dry_run.shapes(cfg, cfg.generation.max_prompt_length))["peak"]
     for limit in (2 * peak, peak / 2, peak / 100):
         monkeypatch.setattr(dry_run, "card", lambda limit=limit: ("the device", limit))
-        train.prepare(cfg, setup.Shelf(), said.append)
+        run.prepare(cfg, run.Loaded(), said.append)
     fits, none = (line for line in said if "GB of memory" in line)
     assert 1 <= int(re.search(r"the device has .*; training\.micro_batch_size=(\d+) would fit$", fits)[1]) <= 8
     assert none.endswith("`agent-tunix plan` shows what needs it")

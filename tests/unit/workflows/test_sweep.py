@@ -11,9 +11,9 @@ from hydra import compose, initialize_config_dir
 from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine import ahead
-from agent_tunix.workflows import setup, sweep
+from agent_tunix.workflows import sweep
+from agent_tunix.workflows.run import Loaded, prepare
 from agent_tunix.workflows.sweep_folder import Group
-from agent_tunix.workflows.train import prepare
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def run():
     overrides = ["+experiment=quick_test", "training.micro_batch_size=2", "grpo.num_generations=2"]
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         cfg = validate(compose("config", overrides), Config)
-    return prepare(cfg, setup.Shelf(), lambda text: None)
+    return prepare(cfg, Loaded(), lambda text: None)
 
 
 def test_what_is_measured_was_begun_before_all_else_that_is_foreseen(run, monkeypatch):

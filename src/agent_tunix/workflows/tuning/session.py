@@ -20,10 +20,11 @@ from agent_tunix.config.tuning import TuneConfig
 from agent_tunix.engine.guard import Interruption
 from agent_tunix.engine.metrics import Record, read_records, replace_text
 from agent_tunix.errors import UserError
-from agent_tunix.workflows import setup, sweep
+from agent_tunix.workflows import sweep
 from agent_tunix.workflows.diagnosis.records import Accuracy, RunRecords
 from agent_tunix.workflows.diagnosis.remedies import less, value_text
 from agent_tunix.workflows.display import say
+from agent_tunix.workflows.run import Loaded
 from agent_tunix.workflows.sweep_folder import groups_of, read_index, results
 from agent_tunix.workflows.tuning.halving import Price
 from agent_tunix.workflows.tuning.stages import Settings, candidate, possible
@@ -77,7 +78,7 @@ class Session:
     folder: Path
     overrides: Sequence[str]  # as they were given
     console: Console
-    shelf: setup.Shelf
+    loaded: Loaded
     interruption: Interruption
     record: Record  # tune.json
     price: Price = dataclasses.field(default_factory=Price)
@@ -125,7 +126,7 @@ class Session:
     def run(self, trials: Sequence[Trial], until: int) -> None:
         folder = trials[0].job.folder.parent
         jobs = [dataclasses.replace(trial.job, stop_after=until) for trial in trials]
-        found = sweep.train_all(jobs, folder, self.console, self.shelf, self.interruption, self.fuse)
+        found = sweep.train_all(jobs, folder, self.console, self.loaded, self.interruption, self.fuse)
         if any(len(group.jobs) > 1 and group.at_once == 1 for group in groups_of(read_index(folder))):
             self.fuse = "never"  # what was measured once need not be again
         if self.interruption.requested or any(

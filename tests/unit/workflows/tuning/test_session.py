@@ -38,7 +38,7 @@ def test_what_one_candidate_does_says_nothing_of_several(tmp_path, monkeypatch, 
     write_index(tmp_path, groups=[Group(tuple(jobs), 20, at_once, 32)])
     monkeypatch.setattr(sweep, "train_all", lambda jobs, *_: [{"status": "paused"} for _ in jobs])
     stopped = SimpleNamespace(requested=False)
-    search: Any = SimpleNamespace(fuse="auto", console=None, shelf=None, interruption=stopped)
+    search: Any = SimpleNamespace(fuse="auto", console=None, loaded=None, interruption=stopped)
     ended = SimpleNamespace(accuracy=lambda step: None, job=Job(None, tmp_path / "0", ()))  # type: ignore[arg-type]
     Session.run(search, [ended], 20)  # type: ignore[list-item]
     assert search.fuse == fuse
