@@ -108,8 +108,8 @@ def test_a_checkpoint_of_another_family_is_refused():
 def test_inference_settings_reach_the_sampler(command, monkeypatch):
     seen = []
 
-    def watched(*arguments):
-        seen.append({"top_k": arguments[5].top_k, "top_p": arguments[5].top_p, "temperature": arguments[6]})
+    def watched(engine, policy, examples, width, key, sampling, temperature, **_):
+        seen.append({"top_k": sampling.top_k, "top_p": sampling.top_p, "temperature": temperature})
         raise UserError("seen")
 
     monkeypatch.setattr(evaluate, "complete", watched)
