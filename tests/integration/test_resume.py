@@ -162,10 +162,10 @@ def test_kill_in_the_middle_of_a_save(straight, resume, tmp_path, moment):
 
 
 def test_what_was_learnt_is_saved_though_the_last_evaluation_fails(straight, command, resume, tmp_path, monkeypatch):
-    def failing(run, state, desk):
+    def failing(run, state, out):
         if int(state.step) == STEPS:
             raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
-        return (yield from evaluate(run, state, desk))
+        return evaluate(run, state, out)
 
     evaluate = train_workflow.evaluate_policy
     with monkeypatch.context() as patch, contextlib.suppress(RuntimeError):
@@ -253,13 +253,13 @@ def test_what_was_learnt_on_another_base_is_refused(command, tmp_path):
 
 def test_held_out_problems_are_answered_once_and_some_again_where_they_are_only_shown(command, monkeypatch):
     asked: list[int] = []
-    complete = train_workflow.complete
+    answers_of = train_workflow.answers_of
 
-    def counted(model, trainable, examples, *rest):
+    def counted(engine, policy, examples, *rest):
         asked.append(len(examples))
-        return complete(model, trainable, examples, *rest)
+        return answers_of(engine, policy, examples, *rest)
 
-    monkeypatch.setattr(train_workflow, "complete", counted)
+    monkeypatch.setattr(train_workflow, "answers_of", counted)
     few = ["training.num_batches=2", "training.eval_every_n_steps=2", "evaluation.batch_size=3"]
     assert command("train", *RUN, *few, "hydra.run.dir=run").code == 0
     assert asked == [8, 8, 8], "before, halfway and at the end"
