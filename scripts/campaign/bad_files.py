@@ -211,24 +211,10 @@ def _write_gguf(base: Path, seed: float) -> None:
 
 
 ROW = {"question": "Ann has 1 coins. Ben gives Ann 2. How many coins does Ann have?", "answer": "3"}
-BAD_LINES = [
-    "",
-    "null",
-    "[]",
-    "3",
-    "{",
-    '{"question": "Ann"}',
-    '{"question": 1, "answer": 2}',
-    "\ufeff{}",
-    "\x00",
-    '{"question": "Ann", "answer": NaN}',
-]
-BAD_LINES += [
-    "[" * 200_000,
-    '{"question":' * 50_000,
-    '{"question": "' + "Ann " * 10**6 + '", "answer": "1"}',
-    '{"question": "Ann", "answer": ' + "9" * 5000 + "}",
-]
+BAD_LINES = ["", "null", "[]", "3", "{", '{"question": "Ann"}', '{"question": 1, "answer": 2}', "\ufeff{}", "\x00"]
+BAD_LINES += ['{"question": "Ann", "answer": NaN}']
+BAD_LINES += ["[" * 200_000, '{"question":' * 50_000, '{"question": "' + "Ann " * 10**6 + '", "answer": "1"}']
+BAD_LINES += ['{"question": "Ann", "answer": ' + "9" * 5000 + "}"]
 
 
 def data(rng: random.Random, folder: Path) -> Arguments:
@@ -300,27 +286,10 @@ def _write_parquet(path: Path, seed: float) -> None:
 LAUGHS = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
     f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
 )
-CONFIGS = [
-    LAUGHS,
-    "[" * 5000,
-    "- a\n",
-    "seed: 1\nseed: 2\n",
-    "\tseed: 1",
-    "!!python/object/apply:os.mkdir [owned]",
-    "a: " + "x" * 10**7,
-    "\xff\xfe",
-    "*a",
-    "? [a]\n: b",
-]
-CONFIGS += [
-    "seed: !!int 1e5\n",
-    "%YAML 9.9\n---\n",
-    "a: &a\n  b: *a\n",
-    "<<: {a: 1}\n",
-    "{" * 900 + "}" * 900,
-    "seed: 0b1\nmodel: 08\n",
-    "a: |\n" + "  x\n" * 10**5,
-]
+CONFIGS = [LAUGHS, "[" * 5000, "- a\n", "seed: 1\nseed: 2\n", "\tseed: 1", "!!python/object/apply:os.mkdir [owned]"]
+CONFIGS += ["a: " + "x" * 10**7, "\xff\xfe", "*a", "? [a]\n: b"]
+CONFIGS += ["seed: !!int 1e5\n", "%YAML 9.9\n---\n", "a: &a\n  b: *a\n", "<<: {a: 1}\n", "{" * 900 + "}" * 900]
+CONFIGS += ["seed: 0b1\nmodel: 08\n", "a: |\n" + "  x\n" * 10**5]
 EVIL = "import os\nos.mkdir('owned')\ndef mine(prompt, completion, answer):\n    return 0.0\n"
 
 

@@ -24,70 +24,16 @@ from campaign.runs import Scene, changes, content, half_written
 TURNS = ["overrides"] * 5 + ["models"] * 5 + ["data"] * 3 + ["run folders"] * 3 + ["rewards"] * 2 + ["texts", "requests"]
 REAL = 0.03  # share of processes of their own
 VERBS = ["train", "plan", "lr-find", "tune", "evaluate", "export"]
-OPTIONS = [
-    "--cfg",
-    "--cfg=job",
-    "--help",
-    "--info",
-    "--info=all",
-    "--hydra-help",
-    "--resolve",
-    "--package=x",
-    "--config-dir=/proc",
-    "-m",
-    "-h",
-    "--version",
-]
-OPTIONS += [
-    "--config-name=none",
-    "--config-path=..",
-    "--processes=0",
-    "--processes=-1",
-    "--process=5",
-    "--coordinator=x",
-    "--run",
-    "-p",
-    "--",
-    "-",
-    "-x",
-]
-HYDRA = [
-    "run.dir",
-    "sweep.dir",
-    "sweep.subdir",
-    "job.chdir",
-    "launcher.fuse",
-    "sweeper.max_batch_size",
-    "output_subdir",
-    "job.name",
-    "verbose",
-    "mode",
-]
-PLACES = [
-    "/proc/x/y",
-    "/dev/null/x",
-    "file/x",
-    "/nowhere/x",
-    "a" * 300,
-    "''",
-    "~",
-    ".",
-    "/",
-    "\x1b[2J",
-    "${seed}",
-    "${hydra:job.num}",
-    "a/b/c",
-    "é",
-]
-MESHES = [
-    "[[1000000000,1],[fsdp,tp]]",
-    "[[1,1000000000],[fsdp,tp]]",
-    "[[0,1],[fsdp,tp]]",
-    "[[1,1],[tp,fsdp]]",
-    "[[1],[a]]",
-    "[[],[]]",
-    "[[1.5,1],[fsdp,tp]]",
-]
+OPTIONS = ["--cfg", "--cfg=job", "--help", "--info", "--info=all", "--hydra-help", "--resolve", "--package=x"]
+OPTIONS += ["--config-dir=/proc", "-m", "-h", "--version"]
+OPTIONS += ["--config-name=none", "--config-path=..", "--processes=0", "--processes=-1", "--process=5"]
+OPTIONS += ["--coordinator=x", "--run", "-p", "--", "-", "-x"]
+HYDRA = ["run.dir", "sweep.dir", "sweep.subdir", "job.chdir", "launcher.fuse", "sweeper.max_batch_size"]
+HYDRA += ["output_subdir", "job.name", "verbose", "mode"]
+PLACES = ["/proc/x/y", "/dev/null/x", "file/x", "/nowhere/x", "a" * 300, "''", "~", ".", "/", "\x1b[2J", "${seed}"]
+PLACES += ["${hydra:job.num}", "a/b/c", "é"]
+MESHES = ["[[1000000000,1],[fsdp,tp]]", "[[1,1000000000],[fsdp,tp]]", "[[0,1],[fsdp,tp]]", "[[1,1],[tp,fsdp]]"]
+MESHES += ["[[1],[a]]", "[[],[]]", "[[1.5,1],[fsdp,tp]]"]
 PATTERNS = ["(" * 3000, "(a+)+$", "[", "(?P<n>", "\\", ".*", "", "q_proj|" * 3000, "(?:" * 90, "x{99999999}", "\x1b[2J"]
 
 
@@ -215,29 +161,10 @@ SIGNATURES = ["(prompt, completion, answer)"] * 6 + [
     "(a, b, c, d)",
     "(*, a)",
 ]
-MODULES = [
-    "",
-    "",
-    "",
-    "",
-    "",
-    "",
-    "raise SystemExit(3)",
-    "raise BaseException('at import')",
-    "raise KeyboardInterrupt.__base__('x')",
-    "1 / 0",
-    "(",
-    "\0",
-    "sys.exit()",
-]
-MODULES += [
-    "from nowhere import nothing",
-    "raise Unprintable()",
-    "import rewards",
-    "mine = 3",
-    "while True: break",
-    "raise ImportError('ESCAPE')",
-]
+MODULES = ["", "", "", "", "", "", "raise SystemExit(3)", "raise BaseException('at import')"]
+MODULES += ["raise KeyboardInterrupt.__base__('x')", "1 / 0", "(", "\0", "sys.exit()"]
+MODULES += ["from nowhere import nothing", "raise Unprintable()", "import rewards", "mine = 3", "while True: break"]
+MODULES += ["raise ImportError('ESCAPE')"]
 MODULE = """import logging, os, random, signal, sys, threading, time, warnings
 import numpy
 class Unprintable(Exception):
@@ -314,46 +241,14 @@ def texts(rng: random.Random, folder: Path) -> Arguments:
 
 
 FAMILIES = {**bad_files.MAKERS, "overrides": overrides, "rewards": rewards, "texts": texts}
-LINES = [
-    "GET / HTTP/1.1",
-    "GET http://[::1/ HTTP/1.1",
-    "GET /%00 HTTP/1.1",
-    "GET /../../etc/passwd HTTP/1.1",
-    "GET // HTTP/1.1",
-    "GET",
-    "",
-    "\x00" * 99,
-    "POST / HTTP/1.1",
-]
-LINES += [
-    "HEAD / HTTP/1.1",
-    "GET /data.json HTTP/9.9",
-    "GET / HTTP/0.9",
-    "G" * 70_000,
-    "GET /" + "a" * 70_000 + " HTTP/1.1",
-    "GET /\x1b[2J HTTP/1.1",
-    "\x16\x03\x01\x02",
-    "GET //[ HTTP/1.1",
-]
-LINES += [
-    "OPTIONS * HTTP/1.1",
-    "GET http://h:x/ HTTP/1.1",
-    "GET /data.json?" + "&a" * 9000 + " HTTP/1.1",
-    "PRI * HTTP/2.0",
-    "GET / HTTP/1.1 HTTP/1.1",
-    "GET / HTTP/-1.0",
-]
-HEADERS = [
-    "Host: 127.0.0.1",
-    "Host: localhost:1",
-    "Host: evil.example",
-    "Host: [::1",
-    "Host: \x1b[2J",
-    "Content-Length: -1",
-    "Content-Length: 999999999999",
-    "X: " + "a" * 70_000,
-    "Host",
-]
+LINES = ["GET / HTTP/1.1", "GET http://[::1/ HTTP/1.1", "GET /%00 HTTP/1.1", "GET /../../etc/passwd HTTP/1.1"]
+LINES += ["GET // HTTP/1.1", "GET", "", "\x00" * 99, "POST / HTTP/1.1"]
+LINES += ["HEAD / HTTP/1.1", "GET /data.json HTTP/9.9", "GET / HTTP/0.9", "G" * 70_000]
+LINES += ["GET /" + "a" * 70_000 + " HTTP/1.1", "GET /\x1b[2J HTTP/1.1", "\x16\x03\x01\x02", "GET //[ HTTP/1.1"]
+LINES += ["OPTIONS * HTTP/1.1", "GET http://h:x/ HTTP/1.1", "GET /data.json?" + "&a" * 9000 + " HTTP/1.1"]
+LINES += ["PRI * HTTP/2.0", "GET / HTTP/1.1 HTTP/1.1", "GET / HTTP/-1.0"]
+HEADERS = ["Host: 127.0.0.1", "Host: localhost:1", "Host: evil.example", "Host: [::1", "Host: \x1b[2J"]
+HEADERS += ["Content-Length: -1", "Content-Length: 999999999999", "X: " + "a" * 70_000, "Host"]
 HEADERS += [f"X-{number}: 1" for number in range(3)] + [
     "Transfer-Encoding: chunked",
     "Expect: 100-continue",

@@ -7,72 +7,20 @@ import random
 from typing import Any
 
 # Sequences that a terminal obeys: they clear it, write to the clipboard, rename the window, go back over what was said.
-ESCAPES = [
-    "\x1b[2J",
-    "\x1b]52;c;cm0gLXJmIC8=\x07",
-    "\x1b]0;title\x07",
-    "\x9b31m",
-    "\x07",
-    "\rsafe",
-    "\x08\x08",
-    "\x7f",
-    "\x85",
-]
+ESCAPES = ["\x1b[2J", "\x1b]52;c;cm0gLXJmIC8=\x07", "\x1b]0;title\x07", "\x9b31m", "\x07", "\rsafe", "\x08\x08", "\x7f"]
+ESCAPES += ["\x85"]
 NUMBERS = ["-1", "0", "1e999", "-1e999", "nan", "inf", "1e-400", "2147483648", "9223372036854775808", "1_000", "0x10", "٣"]
-WORDS = [
-    "''",
-    "null",
-    "true",
-    "fast",
-    "???",
-    "~",
-    "~nobody/x",
-    "/dev/zero",
-    "/proc/self/mem",
-    "../..",
-    "a" * 5000,
-    "\udcff",
-    "‮",
-]
+WORDS = ["''", "null", "true", "fast", "???", "~", "~nobody/x", "/dev/zero", "/proc/self/mem", "../..", "a" * 5000]
+WORDS += ["\udcff", "\u202e"]
 SHAPES = ["[]", "{}", "{a:1}", "[1,[2,[3]]]", "[" * 3000, "(" * 3000, "{" * 500, "'", '"', "[,]", "1,", "a=b", "9" * 5000]
 REFERENCES = ["${oc.env:HOME}", "${seed}", "${now:%Y}", "${", "${oc.decode:1}", "${.x}", "${oc.env:NOWHERE}"]
-CALLS = [
-    "choice(1,2)",
-    "range(0,1)",
-    "glob(*)",
-    "interval(0,1)",
-    "sort(3,2)",
-    "extend_list(1)",
-    "shuffle(",
-    "int(x)",
-    "cast(1)",
-]
+CALLS = ["choice(1,2)", "range(0,1)", "glob(*)", "interval(0,1)", "sort(3,2)", "extend_list(1)", "shuffle(", "int(x)"]
+CALLS += ["cast(1)"]
 # Of JSON, as it is written: what libraries would not write, others do.
-JSON_VALUES = [
-    "null",
-    "true",
-    "-1",
-    "0",
-    "2147483648",
-    "1e999",
-    "-0.0",
-    "NaN",
-    "-Infinity",
-    "9" * 5000,
-    '""',
-    '"x"',
-    "[]",
-    "{}",
-]
-JSON_VALUES += [
-    "[" * 100_000,
-    '{"a":' * 50_000,
-    "[" * 900 + "]" * 900,
-    '"\\ud800"',
-    '"\\u0000"',
-    '"' + "x" * 10**6 + '"',
-    "18446744073709551616",
-]
+JSON_VALUES = ["null", "true", "-1", "0", "2147483648", "1e999", "-0.0", "NaN", "-Infinity", "9" * 5000, '""', '"x"']
+JSON_VALUES += ["[]", "{}"]
+JSON_VALUES += ["[" * 100_000, '{"a":' * 50_000, "[" * 900 + "]" * 900, '"\\ud800"', '"\\u0000"']
+JSON_VALUES += ['"' + "x" * 10**6 + '"', "18446744073709551616"]
 
 
 def word(rng: random.Random) -> str:

@@ -15,17 +15,9 @@ from campaign.commands import Outcome, apart, run
 
 SAVED, STEPS = (2, 4, 6), 6
 HALFWAY = 4  # the last checkpoint of a run that a kill has kept from saving its last
-RUN = [
-    "model=gemma3_tiny",
-    "data.num_examples=64",
-    "training.micro_batch_size=2",
-    f"training.num_batches={STEPS}",
-    "training.save_interval_steps=2",
-    "training.eval_every_n_steps=2",
-    "evaluation.num_examples=8",
-    "evaluation.sampled=false",
-    "optimizer.learning_rate=1e-5",
-]
+RUN = ["model=gemma3_tiny", "data.num_examples=64", "training.micro_batch_size=2", f"training.num_batches={STEPS}"]
+RUN += ["training.save_interval_steps=2", "training.eval_every_n_steps=2", "evaluation.num_examples=8"]
+RUN += ["evaluation.sampled=false", "optimizer.learning_rate=1e-5"]
 SWEEP = ["--multirun", *RUN[:-1], "optimizer.learning_rate=1e-6,1e-5", "training.num_batches=2"]
 TRAIN, RESUME = ["train", *RUN, "hydra.run.dir=run"], ["train", "training.resume=run"]
 FROM_RUN = ["train", *RUN, "training.num_batches=1", "training.init_from=run", "hydra.run.dir=next"]
