@@ -201,7 +201,9 @@ def rewards(rng: random.Random, folder: Path) -> Arguments:
     text = MODULE.format(**parts, module=rng.choice(MODULES).replace("ESCAPE", escape))
     (folder / "rewards.py").write_bytes(text.encode())
     name = rng.choice(NAMES)
-    return ["train", *BASE, *ONCE, f"+reward.functions.mine={name}", "hydra.run.dir=out"]
+    hangs = any(words in parts["body"] for words in ("while True", "sleep", "iter(int"))
+    limit = ["reward.timeout=2"] if hangs or rng.random() < 0.5 else []
+    return ["train", *BASE, *ONCE, f"+reward.functions.mine={name}", *limit, "hydra.run.dir=out"]
 
 
 def texts(rng: random.Random, folder: Path) -> Arguments:

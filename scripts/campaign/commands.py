@@ -23,6 +23,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
 SECONDS, MEGABYTES, CHARACTERS = 60.0, 2000.0, 100_000  # that a command may take, and say, at most
+PATIENCE = 5.0  # seconds in which processes that it has started may end after it
 PAGE = resource.getpagesize()
 TO_PEOPLE = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f-\x9f]*")  # text without control characters but the tab and the newline
 FOR_DEVELOPERS = ("Traceback (most recent call last)", "Exception ignored", "Fatal Python error", "panicked at")
@@ -50,7 +51,7 @@ class Strike:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of a command. `struck` counts the signals that it got before it ended."""
+    """What came of a command. `struck` counts the signals that it got before it ended, `left` the processes it left."""
 
     code: int
     out: str
@@ -59,6 +60,7 @@ class Outcome:
     megabytes: float
     struck: int = 0
     exceeded: str = ""
+    left: int = 0
 
     def said(self) -> str:
         return self.out + self.err
@@ -71,6 +73,8 @@ class Outcome:
             yield f"it died of {signal.Signals(-self.code).name}"
         if self.megabytes > MEGABYTES and not self.exceeded:
             yield f"it took {self.megabytes:.0f} MB"
+        if self.left:
+            yield f"it left {self.left} processes behind"
         yield from (f"it said '{words}'" for words in FOR_DEVELOPERS if words in self.said())
         if (plain := TO_PEOPLE.match(self.said())) and plain.end() < len(self.said()):
             yield f"it sent the control character {self.said()[plain.end()]!r}"
@@ -110,8 +114,11 @@ def run(
             exceeded = f"{seconds:.0f} s" if peak <= MEGABYTES else f"{MEGABYTES:.0f} MB"
             os.kill(child, signal.SIGKILL)
         time.sleep(0.001 if left else 0.005)
+    patience = time.monotonic() + PATIENCE
+    while (alive := _alive(child)) and time.monotonic() < patience:
+        time.sleep(0.02)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # what it has started
+        os.killpg(child, signal.SIGKILL)
     mark.unlink(missing_ok=True)
     return Outcome(
         code=os.waitstatus_to_exitcode(status),
@@ -121,7 +128,22 @@ def run(
         megabytes=max(peak, 0.0 if real else usage.ru_maxrss / 1e3),
         struck=len(strikes) - len(left),
         exceeded=exceeded,
+        left=alive if not exceeded else 0,
     )
+
+
+def _alive(group: int) -> int:
+    """How many processes that a command has started are still there; of those that ended some may not be waited for."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return 0
+    found = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, _, of = (process / "stat").read_text().rpartition(")")[2].split()[:3]
+            found += int(of) == group and state != "Z"
+    return found
 
 
 def _text(path: Path) -> str:
