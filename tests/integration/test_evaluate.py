@@ -155,7 +155,8 @@ def test_what_the_test_split_needs_can_be_asked_for(command, trained, tmp_path):
     (tmp_path / "data" / "test.jsonl").write_text(row + '{"question": "Ann has 1 coins.", "answer": null}\n')
     config = tmp_path / trained / "config.yaml"
     saved = config.read_text().replace("source: arithmetic", "source: table").replace("path: null", "path: data")
-    config.write_text(saved.replace("max_prompt_length: ", "max_prompt_length: 1 # "))
+    _checksum, _, values = saved.partition("\n")
+    config.write_text(values.replace("max_prompt_length: ", "max_prompt_length: 1 # "))
     outcome = command("evaluate", f"run={trained}", *GREEDY)
     assert outcome.code == 2
     assert "test.jsonl, line 2: the field 'answer' is empty.\nMend the row, or skip such rows" in outcome.err

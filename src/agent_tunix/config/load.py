@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -25,6 +26,9 @@ FOLDERS = (
     *("hydra.run.dir", "hydra.sweep.dir"),
 )
 FOLDER_TO_QUOTE = re.compile(r"""(["']?)([0-9][\w.+-]*|~[^"',]*)\1""")  # a comma may part the values of a sweep
+# The first line of a saved configuration. Places may be written anew where something was moved, and are left out.
+CHECKSUM = re.compile(r"# checksum of all values but places: (\w*)")
+PLACES = ("model.weights", "data.path", "training.init_from", "training.resume")
 REFERENCE = re.compile(r"(\\*)\$\{")  # OmegaConf looks up what follows, unless a backslash of its own is before it
 WHY = {
     "grpo.num_generations": "GRPO compares the completions of one prompt with each other",
@@ -171,9 +175,16 @@ def read_saved(path: Path, kind: type[BaseModel] = Config) -> dict[str, Any]:
     """The configuration that a run or a search has written down; keys that came later have the values it was made by.
 
     It is plain data, and a stranger may have written it: references are refused, as one to the environment, where secrets
-    are.
+    are. Where it begins with a checksum, its values must agree with it: a disk that has changed a digit of a rate would
+    otherwise go unnoticed.
     """
     saved: Any = OmegaConf.to_container(read_config(path))
+    if (said := CHECKSUM.match(path.read_text(encoding="utf-8"))) and said[1] != _checksum(saved):
+        raise UserError(
+            f"{path} does not hold the values that were written: they do not agree with the checksum in its first line.\n"
+            "The file is damaged, or was changed by hand. What a run is to change is given on its command line, as in\n"
+            "training.resume=<run> training.num_epochs=2. If these values are right, delete that line."
+        )
     if found := list(_references(saved)):
         raise UserError(
             f"{path}: a saved configuration is plain data, and nothing is looked up for it, as would be for\n  "
@@ -206,8 +217,16 @@ def _completed(saved: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, Any
 
 
 def config_text(config: BaseModel) -> str:
-    """As YAML that `read_saved` reads, in which `${` stands for itself."""
-    return OmegaConf.to_yaml(OmegaConf.create(escaped(config.model_dump(mode="json"))))
+    """As YAML that `read_saved` reads, in which `${` stands for itself, under a checksum."""
+    values = OmegaConf.create(escaped(config.model_dump(mode="json")))
+    written = OmegaConf.to_yaml(values)
+    return f"# checksum of all values but places: {_checksum(OmegaConf.to_container(values))}\n{written}"
+
+
+def _checksum(saved: Any) -> str:
+    """Of the values that a saved configuration holds, in whatever order and style they are written."""
+    kept = sorted((key, repr(value)) for key, value in leaves(saved).items() if key not in PLACES)
+    return hashlib.sha256(repr(kept).encode()).hexdigest()[:16]
 
 
 def escaped(value: Any) -> Any:

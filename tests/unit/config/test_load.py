@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import pytest
@@ -10,12 +11,14 @@ from omegaconf import OmegaConf
 from pydantic import Field
 
 from agent_tunix.config.load import (
+    PLACES,
     config_folder,
     config_text,
     did_you_mean,
     escaped,
     hydra_arguments,
     keys,
+    leaves,
     read_config,
     read_saved,
     search_path,
@@ -72,6 +75,40 @@ def test_what_is_written_is_read_again_the_same(composed, tmp_path, prompt):
     (tmp_path / "config.yaml").write_text(config_text(config), encoding="utf-8")
     assert validate(read_saved(tmp_path / "config.yaml"), Config) == config
     assert validate(read_config(tmp_path / "config.yaml"), Config) == config, "also where its author includes it in another"
+
+
+@pytest.mark.parametrize("written", ["learning_rate: 1.0e-05", "lora_alpha: 8192.0", "- 0.999", "num_batches: 40"])
+def test_a_digit_that_has_changed_on_the_disk_is_refused(composed, tmp_path, written):
+    """Each of these is a value that can be, by which a run would go on and end elsewhere."""
+    file = tmp_path / "config.yaml"
+    text = config_text(validate(composed, Config))
+    assert written in text
+    file.write_text(text.replace(written, written.replace("9", "8") if "9" in written else written + "1"))
+    with pytest.raises(UserError, match=r"config.yaml does not hold the values that were written.*\n.*\n.*delete that line"):
+        read_saved(file)
+
+
+def test_places_order_and_comments_may_be_written_anew_and_old_files_have_no_checksum(composed, tmp_path):
+    config, file = validate(composed, Config), tmp_path / "config.yaml"
+    first, *lines = config_text(config).splitlines()
+    moved = ["  weights: /moved" if line.startswith("  weights: package") else line for line in lines]
+    at = lines.index("generation:")
+    for text in ([first, *moved, "# mine"], [first, *lines[at:], *lines[:at]], [line.replace("40", "41") for line in lines]):
+        file.write_text("\n".join(text))
+        validate(read_saved(file), Config)
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_bit_of_it_has_changed_it_is_refused_or_says_the_same(composed, tmp_path, rng):
+    config, file = validate(composed, Config), tmp_path / "config.yaml"
+    content = bytearray(config_text(config).encode())
+    bit = rng.randrange(8 * len(content))
+    content[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(content)
+    with contextlib.suppress(UserError):
+        found = leaves(validate(read_saved(file), Config).model_dump())
+        assert {key for key, value in leaves(config.model_dump()).items() if found[key] != value} <= {*PLACES}
 
 
 @given(st.text("\\${}x:", max_size=12))
