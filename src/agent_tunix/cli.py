@@ -94,7 +94,8 @@ def main() -> None:
         )
         asked = verb.strip("-") in ("", "help", "h")
         wrong = "" if asked else f"'{verb}' is not a verb of agent-tunix{did_you_mean(verb, verbs)}\n"
-        print(f"{wrong}usage:\n{usage}", file=sys.stderr)
+        with unhindered():
+            print(f"{wrong}usage:\n{usage}", file=sys.stderr)
         sys.exit(2 if wrong else 0)
     verbs[verb]()
 

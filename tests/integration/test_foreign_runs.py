@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import json
 import operator
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+
+from agent_tunix.engine.metrics import read_records
 
 SECRET = "hf_SECRET"
 
@@ -74,8 +78,9 @@ def test_no_verb_runs_what_came_with_it(cwd, place, command, run, tmp_path, monk
         outcome = command(verb, f"training.resume={folder}")
         said = f"reward.functions.answer=theirs.reward, named by {Path(folder) / 'config.yaml'}, is not imported"
         assert (outcome.code, said in outcome.err) == (2, True), outcome.err
-    for verb in [("doctor", folder), ("report", folder), ("evaluate", f"run={folder}", "evaluation.num_examples=8")]:
-        assert command(*verb).code == 0
+    assert command("doctor", folder).code == 0
+    if cwd == place:
+        assert command("evaluate", f"run={folder}", "evaluation.num_examples=8").code == 0
     assert not trace.exists()
 
 
@@ -131,3 +136,61 @@ def test_a_text_with_a_dollar_and_a_brace_is_a_text(command, run):
     outcome = command("plan", "training.resume=run")
     assert outcome.code == 2
     assert "does not know all words of data.system_prompt='${oc.env:HF_TOKEN}'" in outcome.err
+
+
+HOSTILE = "\x1b]52;c;aGk=\x07\x1b[2J\x9b2J\r\x08\x7f\u202eX"
+OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def hostile_records(run: Path) -> None:
+    """Terminal escapes in every text of a run's records, and in the names of their fields."""
+    summary = {"status": "failed", "fault": HOSTILE, "advice": [HOSTILE], "overrides": [f"{HOSTILE}=1"], HOSTILE: HOSTILE}
+    more = {
+        "metrics": {"reward/" + HOSTILE: 1.0, "status": HOSTILE},
+        "evals": {"set": HOSTILE, "split": HOSTILE},
+        "samples": {"prompt": HOSTILE, "completion": HOSTILE, "answer": HOSTILE, "rewards": {HOSTILE: 1.0}},
+    }
+    for name, fields in more.items():
+        file = run / f"{name}.jsonl"
+        file.write_text("".join(json.dumps(record | {HOSTILE: HOSTILE} | fields) + "\n" for record in read_records(file)))
+    (run / "summary.json").write_text(json.dumps(json.loads((run / "summary.json").read_text()) | summary))
+
+
+def hostile_configuration(run: Path) -> None:
+    set_value(run, f"data.{HOSTILE}", HOSTILE)
+    set_value(run, HOSTILE, HOSTILE)
+    set_value(run, "optimizer.optimizer_name", HOSTILE)
+    set_value(run, "model.model_size", HOSTILE)
+
+
+def hostile_data(run: Path) -> None:
+    (run.parent / "rows.jsonl").write_text(json.dumps({HOSTILE: HOSTILE, "answer": HOSTILE}) + "\n")
+    set_value(run, "data.source", "table")
+    set_value(run, "data.path", "rows.jsonl")
+    set_value(run, "data.question_field", HOSTILE)
+    set_value(run, "reward.functions.answer", f"json.{HOSTILE}")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("hostile", [hostile_records, hostile_configuration, hostile_data])
+def test_no_verb_sends_the_terminal_what_a_text_would_have_it_obey(hostile, verb, command, run):
+    hostile(run)
+    outcome = command(*VERBS[verb])
+    assert outcome.out or outcome.err
+    assert outcome.code in (0, 2)
+    assert not OBEYED.search(outcome.out + outcome.err)
+    if hostile is hostile_configuration and outcome.code == 2:
+        assert r"\x1b]52;c;aGk=\x07\x1b[2J\x9b2J\r\x08\x7f\u202eX" in outcome.err
+
+
+def test_nor_do_names_of_folders_and_jobs(command, run, tmp_path):
+    for job in ("0", "1"):
+        hostile_records(shutil.copytree(run, tmp_path / HOSTILE / job))
+    set_value(tmp_path / HOSTILE / "1", "data.system_prompt", HOSTILE)
+    jobs = [{"job": job, "overrides": [f"{HOSTILE}={job}"], "status": HOSTILE} for job in ("0", "1", "2")]
+    (tmp_path / HOSTILE / "sweep.json").write_text(json.dumps({"mode": HOSTILE, "jobs": jobs}))
+    for verb in (("doctor", HOSTILE), ("report", HOSTILE), ("doctor", f"{HOSTILE}x"), (HOSTILE,), ("train", f"{HOSTILE}=1")):
+        outcome = command(*verb)
+        assert outcome.code in (0, 2)
+        assert r"\x1b]52;c;aGk=" in outcome.out + outcome.err
+        assert not OBEYED.search(outcome.out + outcome.err)

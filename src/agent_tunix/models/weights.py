@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from rich.console import Console
 from rich.progress import Progress
 from safetensors.numpy import save_file
 
+from agent_tunix.config.screen import Screen
 from agent_tunix.errors import UserError
 from agent_tunix.models import huggingface
 from agent_tunix.models.gemma3 import Architecture, Layers, Weights
@@ -153,8 +153,14 @@ def _check(checkpoint: Path, found: Mapping[str, tuple], expected: Mapping[str, 
 @contextmanager
 def _progress(title: str, total: int) -> Iterator[Callable[[], None]]:
     """A bar on a terminal, nothing elsewhere; yields the function that advances it by one."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    console = Screen(stderr=True)
+    with Progress(
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ) as progress:
         task = progress.add_task(title, total=total)
         yield lambda: progress.advance(task)
 

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
 from agent_tunix.config.folders import of_the_shell
 from agent_tunix.config.load import config_folder
+from agent_tunix.config.screen import show_controls
 from agent_tunix.engine.metrics import Record
 
 LINES = 12  # lines printed over a run where there is no terminal to draw a bar on
@@ -39,6 +39,7 @@ class Bars:
 
     def __enter__(self) -> Bars:
         self._progress.start()
+        show_controls()  # again: rich has put a stream of its own over ours, and would take what is printed for its colours
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -118,7 +119,7 @@ def print_summary(
         console.print(
             Panel(
                 f"before  {old['completion']}\nafter   {new['completion']}\ntruth   {new['answer']}",
-                title=Text(old["question"]),
+                title=console.render_str(old["question"]),
                 title_align="left",
             ),
             markup=False,
