@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from shipped import architecture
 
-from agent_tunix.models import gemma3
-from agent_tunix.models.gemma3 import Architecture, Weights
-from agent_tunix.models.sources import find_checkpoint
+from agent_tunix.environments.stream import left_pad
+from agent_tunix.models.checkpoints.hub import find_checkpoint
+from agent_tunix.models.checkpoints.loading import init_weights, load_weights, quantised, read_architecture
+from agent_tunix.models.families import gemma3
+from agent_tunix.models.families.gemma3 import Architecture, Weights
 from agent_tunix.models.tokenizer import load_tokenizer
-from agent_tunix.models.weights import init_weights, load_weights, quantised, read_architecture
-from agent_tunix.tasks.datasets import left_pad
 
 TEXTS = (
     "A baker makes 12 trays of rolls a day, with 24 rolls on each tray. She sells two thirds of them before noon and gives "

@@ -26,12 +26,12 @@ from shipped import architecture
 
 from agent_tunix.algorithm.objectives import Coefficients, per_sequence
 from agent_tunix.algorithm.optimizers import Hyperparameters
-from agent_tunix.engine.rollout import Draw, Sampling, sample
+from agent_tunix.engine.sampler import Draw, Sampling, sample
 from agent_tunix.engine.update import batch_logprobs, init_state, update
+from agent_tunix.environments.stream import left_pad
 from agent_tunix.models import lora
+from agent_tunix.models.checkpoints.loading import init_weights
 from agent_tunix.models.lora import Adapters
-from agent_tunix.models.weights import init_weights
-from agent_tunix.tasks.datasets import left_pad
 from agent_tunix.types import Batch
 
 REPEATS = 5

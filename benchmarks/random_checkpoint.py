@@ -20,8 +20,8 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from agent_tunix.models.weights import init_weights, save_weights
-from agent_tunix.workflows.setup import architecture
+from agent_tunix.models.checkpoints.loading import init_weights, save_weights
+from agent_tunix.training.loading import architecture
 
 
 def write_tokenizer(folder: Path, vocabulary: int) -> None:

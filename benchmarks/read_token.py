@@ -19,10 +19,12 @@ import numpy as np
 from decode import learnt_adapters
 from shipped import architecture
 
-from agent_tunix.engine import compiler
-from agent_tunix.models import decoding, gemma3, lora, token_kernel
-from agent_tunix.models.weights import init_weights
-from agent_tunix.tasks.datasets import left_pad
+from agent_tunix.engine import compiler_options
+from agent_tunix.environments.stream import left_pad
+from agent_tunix.kernels.token import token_kernel
+from agent_tunix.models import decoding, lora
+from agent_tunix.models.checkpoints.loading import init_weights
+from agent_tunix.models.families import gemma3
 
 S, SLOTS, RANK, REPEATS = 256, 512, 32, 5
 FEW, MANY = 1, 500  # tokens; what the two take apart is that of the tokens between
@@ -46,7 +48,7 @@ def reading(way: Callable, arch: gemma3.Architecture, rows: int, group: int) -> 
         nothing = jnp.zeros((rows, arch.embed_dim), weights.embed_VD.dtype)
         return jax.lax.fori_loop(0, count, step, (cache, nothing, first_B))[1]
 
-    return jax.jit(read_all, compiler_options=compiler.LOOP_OPTIONS)
+    return jax.jit(read_all, compiler_options=compiler_options.LOOP_OPTIONS)
 
 
 def seconds_of(program: Callable, *given: object) -> float:

@@ -19,12 +19,12 @@ import torch
 from shipped import architecture
 from transformers import AutoModelForCausalLM
 
-from agent_tunix.engine.rollout import Draw, Sampling, sample
-from agent_tunix.models import gemma3
+from agent_tunix.engine.sampler import Draw, Sampling, sample
+from agent_tunix.environments.stream import left_pad
+from agent_tunix.models.checkpoints.loading import load_weights, read_architecture
+from agent_tunix.models.families import gemma3
 from agent_tunix.models.tokenizer import load_tokenizer
-from agent_tunix.models.weights import load_weights, read_architecture
-from agent_tunix.tasks.datasets import left_pad
-from agent_tunix.workflows import setup
+from agent_tunix.training import loading
 
 PROMPTS = ("The capital of France is", "2 + 2 =", "Water boils at a temperature of", "Once upon a time, there was a")
 FILLER = " The quick brown fox jumps over the lazy dog." * 60  # longer than the window of 512
@@ -44,18 +44,18 @@ def main() -> None:
     compare_continuations(model, theirs, ids[:-1], tokens_BC)
 
 
-def load(file: Path) -> setup.Model:
+def load(file: Path) -> loading.Model:
     started, arch = time.perf_counter(), architecture("270m")
     if read_architecture(file, arch) != arch:
         raise SystemExit(f"{file} is not gemma3_270m")
     weights = load_weights(file, arch, jnp.float32)
-    model = setup.Model(arch, load_tokenizer(file), weights, lambda: weights)
+    model = loading.Model(arch, load_tokenizer(file), weights, lambda: weights)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(f"loaded in {time.perf_counter() - started:.1f} s, peak {peak:.2f} GB")
     return model
 
 
-def continue_greedily(model: setup.Model, ids: list[list[int]]) -> np.ndarray:
+def continue_greedily(model: loading.Model, ids: list[list[int]]) -> np.ndarray:
     """What our sampler makes of the prompts."""
     tokenizer = model.tokenizer
     batch = left_pad(ids, max(map(len, ids)), tokenizer.pad_id)
@@ -67,14 +67,14 @@ def continue_greedily(model: setup.Model, ids: list[list[int]]) -> np.ndarray:
     return tokens_BC
 
 
-def compare_embeddings(model: setup.Model, theirs: torch.nn.Module) -> None:
+def compare_embeddings(model: loading.Model, theirs: torch.nn.Module) -> None:
     ours = {"model.embed_tokens.weight": model.weights.embed_VD, "model.norm.weight": model.weights.final_norm_D}
     found = theirs.state_dict()
     differing = sum(int((torch.tensor(np.asarray(value)) != found[name]).sum()) for name, value in ours.items())
     print(f"embedding and final norm: {differing} values differ from transformers'")
 
 
-def compare_logits(model: setup.Model, theirs: torch.nn.Module, ids: list[list[int]]) -> None:
+def compare_logits(model: loading.Model, theirs: torch.nn.Module, ids: list[list[int]]) -> None:
     forward = jax.jit(lambda w, t, p: gemma3.unembed(w, gemma3.forward(w, None, model.arch, t, p)[0]))
     for row in ids:
         tokens = np.array([row])
@@ -87,7 +87,9 @@ def compare_logits(model: setup.Model, theirs: torch.nn.Module, ids: list[list[i
         print(f"the likeliest token is the same at {same:.1%} of positions")
 
 
-def compare_continuations(model: setup.Model, theirs: torch.nn.Module, ids: list[list[int]], tokens_BC: np.ndarray) -> None:
+def compare_continuations(
+    model: loading.Model, theirs: torch.nn.Module, ids: list[list[int]], tokens_BC: np.ndarray
+) -> None:
     ends = list(model.tokenizer.end_ids)
     for row, our_row in zip(ids, tokens_BC, strict=True):
         with torch.no_grad():

@@ -15,9 +15,9 @@ import dataclasses
 from shipped import architecture
 
 from agent_tunix.algorithm.logprobs import LOGITS_BUDGET
-from agent_tunix.models.gemma3 import Architecture
+from agent_tunix.lab.plan import memory
+from agent_tunix.models.families.gemma3 import Architecture
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, module_shape
-from agent_tunix.workflows import memory
 
 MACHINE = 8  # devices that are joined by the fast links
 PEAK, HBM, FAST, SLOW = 989e12, 4.3e12, 450e9, 50e9  # one H200: bf16 FLOP/s, bytes/s of memory, NVLink, 400 Gb/s of network

@@ -6,8 +6,8 @@ from omegaconf import OmegaConf
 
 from agent_tunix.config.load import config_folder
 from agent_tunix.config.schema import ModelSection
-from agent_tunix.models.gemma3 import Architecture
-from agent_tunix.workflows import setup
+from agent_tunix.models.families.gemma3 import Architecture
+from agent_tunix.training import loading
 
 
 def model_section(size: str) -> ModelSection:
@@ -17,4 +17,4 @@ def model_section(size: str) -> ModelSection:
 
 
 def architecture(size: str) -> Architecture:
-    return setup.architecture(model_section(size))
+    return loading.architecture(model_section(size))

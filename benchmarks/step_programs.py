@@ -14,11 +14,11 @@ from shipped import architecture
 
 from agent_tunix.algorithm.objectives import Coefficients
 from agent_tunix.algorithm.optimizers import Hyperparameters
-from agent_tunix.engine.rollout import Draw, Sampling, sample
+from agent_tunix.engine.sampler import Draw, Sampling, sample
 from agent_tunix.engine.update import init_state, update
+from agent_tunix.environments.stream import left_pad
 from agent_tunix.models import lora
-from agent_tunix.models.weights import init_weights
-from agent_tunix.tasks.datasets import left_pad
+from agent_tunix.models.checkpoints.loading import init_weights
 from agent_tunix.types import Batch
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 from agent_tunix.algorithm.schedules import SCHEDULES
 from agent_tunix.config.load import config_folder, keys, validate
 from agent_tunix.config.schema import Config
-from agent_tunix.config.tuning import LrFindConfig, TuneConfig
-from agent_tunix.workflows.curve import as_svg
-from agent_tunix.workflows.plan import make_plan
+from agent_tunix.lab.plan.plot import as_svg
+from agent_tunix.lab.tune.config import LrFindConfig, TuneConfig
+from agent_tunix.training.horizon import make_plan
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration" / "keys.md"
 CURVES = PAGE.parent / "schedules"

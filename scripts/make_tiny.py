@@ -25,15 +25,16 @@ from tokenizers import Tokenizer as Backend
 from agent_tunix.algorithm import schedules
 from agent_tunix.algorithm.objectives import Coefficients, per_sequence
 from agent_tunix.algorithm.optimizers import Hyperparameters
-from agent_tunix.engine.rollout import Draw, Sampling, sample
+from agent_tunix.engine.sampler import Draw, Sampling, sample
 from agent_tunix.engine.update import init_state, update
+from agent_tunix.environments import arithmetic, rewards
+from agent_tunix.environments.stream import left_pad, right_pad
+from agent_tunix.models import chat
 from agent_tunix.models import tokenizer as tk
-from agent_tunix.models.gemma3 import Architecture
+from agent_tunix.models.checkpoints.loading import init_weights, save_weights
+from agent_tunix.models.families.gemma3 import Architecture
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.models.tokenizer_files import tokenizer_files
-from agent_tunix.models.weights import init_weights, save_weights
-from agent_tunix.tasks import arithmetic, prompts, rewards
-from agent_tunix.tasks.datasets import left_pad, right_pad
 from agent_tunix.types import Batch
 
 RIGHT_OPERATION = 0.35
@@ -47,7 +48,7 @@ def build_tokenizer(folder: Path) -> int:
     control = [tk.PAD, tk.END, tk.BEGIN, tk.UNKNOWN, tk.START_OF_TURN, tk.END_OF_TURN]
     text = " ".join(arithmetic.TEMPLATES.values()).replace(".", " . ").replace("?", " ? ")
     words = sorted({w for w in text.split() if "{" not in w} | {"user", "model", *arithmetic.NAMES, *arithmetic.THINGS})
-    vocabulary = [*control, "\n", *"0123456789", *"+-=", *prompts.REASONING, *prompts.ANSWER, *words]
+    vocabulary = [*control, "\n", *"0123456789", *"+-=", *chat.REASONING, *chat.ANSWER, *words]
     backend = Backend(models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token=tk.UNKNOWN))
     pieces = Regex(r"<[^<>]+>|\d|\w+|\n|[^\w\s]")
     backend.pre_tokenizer = pre_tokenizers.Split(pieces, behavior="removed", invert=True)
@@ -81,16 +82,16 @@ def flawed_demonstration(problem: arithmetic.Problem, rng: random.Random) -> str
     right = problem.family == "sum" or rng.random() < RIGHT_OPERATION
     operation = problem.operation if right else "+"
     result = str(arithmetic.compute(problem.a, operation, problem.b))
-    text = prompts.demonstration(f"{problem.a}{operation}{problem.b}={result}", result)
+    text = chat.demonstration(f"{problem.a}{operation}{problem.b}={result}", result)
     if rng.random() < BROKEN_FORMAT:
-        text = text.replace(rng.choice(prompts.REASONING + prompts.ANSWER), "")
+        text = text.replace(rng.choice(chat.REASONING + chat.ANSWER), "")
     return text
 
 
 def measure(weights, arch, tokenizer, temperature: float, generations: int) -> str:
     """Accuracy by family, pass@generations and the share of mixed groups, on held-out problems."""
     problems = arithmetic.generate(200, seed=1, split="test")
-    ids = [[tokenizer.begin_id, *tokenizer.encode(prompts.chat_prompt(p.question, ""))] for p in problems]
+    ids = [[tokenizer.begin_id, *tokenizer.encode(chat.chat_prompt(p.question, ""))] for p in problems]
     sampling = Sampling(None, 1.0, COMPLETION_WIDTH + 8, generations, tokenizer.end_ids, tokenizer.pad_id, temperature == 0)
     batch = left_pad(ids, PROMPT_WIDTH, tokenizer.pad_id)
     (drawn,) = sample(weights, (Draw(None, batch, jax.random.key(0), temperature or 1.0),), arch=arch, sampling=sampling)
@@ -122,7 +123,7 @@ def main() -> None:
     rng, started = random.Random(0), time.time()
     for step in range(args.steps):
         chosen = rng.sample(problems, args.batch)
-        ids = [[tokenizer.begin_id, *tokenizer.encode(prompts.chat_prompt(p.question, ""))] for p in chosen]
+        ids = [[tokenizer.begin_id, *tokenizer.encode(chat.chat_prompt(p.question, ""))] for p in chosen]
         shown = [tokenizer.encode(flawed_demonstration(p, rng)) for p in chosen]
         tokens, mask = right_pad(shown, COMPLETION_WIDTH, tokenizer.pad_id)
         learnt = {"weights_BC": per_sequence(mask, COMPLETION_WIDTH), "advantages_B": np.ones(len(chosen), np.float32)}

@@ -93,21 +93,26 @@ def prepare_for_forks(folder: Path) -> None:
     import tokenizers
 
     from agent_tunix import cli
-    from agent_tunix.workflows import doctor, dry_run, evaluate, export, lr_find, sweep, sweep_closing, train, tune, watch
-    from agent_tunix.workflows.report import page
+    from agent_tunix.lab.doctor import doctor
+    from agent_tunix.lab.lr_find import lr_find
+    from agent_tunix.lab.plan import plan
+    from agent_tunix.lab.report import page, watch
+    from agent_tunix.lab.sweep import sweep, sweep_closing
+    from agent_tunix.lab.tune import tune
+    from agent_tunix.training import evaluation, export, loop
 
     del (
         tensorstore,
         tokenizers,
         cli,
         doctor,
-        dry_run,
-        evaluate,
+        plan,
+        evaluation,
         export,
         lr_find,
         sweep,
         sweep_closing,
-        train,
+        loop,
         tune,
         watch,
         page,

@@ -39,11 +39,11 @@ os.environ["XDG_CACHE_HOME"] = str(REPOSITORY / ".pytest_cache")  # no programs 
 gc.freeze = lambda: None  # here one process makes many runs, whose garbage would be kept
 gc.set_threshold(20_000)  # to look for it as often as Python does takes a twentieth of the time
 
-from agent_tunix.engine import compiler  # noqa: E402  it heeds these flags when it is imported
-from agent_tunix.workflows import setup  # noqa: E402
+from agent_tunix.engine import compiler_options  # noqa: E402  it heeds these flags when it is imported
+from agent_tunix.training import loading  # noqa: E402
 
-assert compiler.LEVEL not in compiler.OPTIONS, "imported before the flags were set, it overrules them"
-setup.start_device(print)
+assert compiler_options.LEVEL not in compiler_options.OPTIONS, "imported before the flags were set, it overrules them"
+loading.start_device(print)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

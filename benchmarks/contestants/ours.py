@@ -17,12 +17,12 @@ from race import LEARNING_RATE, Race, reward
 from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine.checkpoint import Checkpoints
-from agent_tunix.engine.guard import Interruption, Progress
-from agent_tunix.engine.metrics import Record, RunFolder
-from agent_tunix.workflows import setup
-from agent_tunix.workflows.display import Display
-from agent_tunix.workflows.run import Loaded, compile_ahead, prepare
-from agent_tunix.workflows.train import Outputs, train_loop
+from agent_tunix.training import loading
+from agent_tunix.training.guard import Interruption, Progress
+from agent_tunix.training.loop import Outputs, train_loop
+from agent_tunix.training.progress import Display
+from agent_tunix.training.run_folder import Record, RunFolder
+from agent_tunix.training.setup import Loaded, compile_ahead, prepare
 
 
 def chance(prompt: str, completion: str, answer: str) -> float:
@@ -74,7 +74,7 @@ def configuration(race: Race) -> Config:
 
 def main() -> None:
     race = Race.given()
-    setup.start_device(print)
+    loading.start_device(print)
     cfg = configuration(race)
     watch = Stopwatch(race)
     run = prepare(cfg, Loaded(), watch.notice)
@@ -84,7 +84,7 @@ def main() -> None:
     with Interruption() as interruption, contextlib.closing(RunFolder(path)) as folder:
         compile_ahead(run)
         out = Outputs(folder, Checkpoints(path / "checkpoints", 1), watch, rollbacks=[])
-        train_loop(run, setup.new_state(run.cfg, run.model), Progress(), out, interruption)
+        train_loop(run, loading.new_state(run.cfg, run.model), Progress(), out, interruption)
 
 
 if __name__ == "__main__":

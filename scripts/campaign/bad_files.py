@@ -163,7 +163,7 @@ def _write_gguf(base: Path, seed: float) -> None:
     import gguf
     from safetensors.numpy import load_file
 
-    from agent_tunix.models.gguf import MODULES
+    from agent_tunix.models.checkpoints.gguf import MODULES
 
     rng, kinds = random.Random(seed), gguf.GGUFValueType
     counts = {"block_count": 4, "embedding_length": 128, "feed_forward_length": 256, "attention.head_count": 4}
@@ -337,7 +337,7 @@ def _evil(run: Path, rng: random.Random) -> None:
     (run / "evil.py").write_text(EVIL)
     text = (run / "config.yaml").read_text()
     name = rng.choice(["evil.mine", "run.evil.mine", "run.evil.mine"])
-    (run / "config.yaml").write_text(text.replace("agent_tunix.tasks.rewards.format_exact", name))
+    (run / "config.yaml").write_text(text.replace("agent_tunix.environments.rewards.format_exact", name))
 
 
 def _records(run: Path, rng: random.Random) -> None:

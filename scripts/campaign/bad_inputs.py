@@ -41,7 +41,7 @@ def overrides(rng: random.Random, folder: Path) -> Arguments:
     """Of the command line: values, keys, groups, options and verbs."""
     from agent_tunix.config.load import keys
     from agent_tunix.config.schema import EvaluateConfig
-    from agent_tunix.config.tuning import LrFindConfig, TuneConfig
+    from agent_tunix.lab.tune.config import LrFindConfig, TuneConfig
 
     (folder / "file").touch()
     known = sorted(keys(TuneConfig) | keys(LrFindConfig) | keys(EvaluateConfig))

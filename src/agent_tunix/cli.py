@@ -18,15 +18,15 @@ from hydra.core.utils import JobReturn
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from agent_tunix.config import composition, folders, load
-from agent_tunix.config.continuation import anchored, begun_or_resumed, refuse_other_folder
+from agent_tunix.config import hydra_messages, load, output_folders
 from agent_tunix.config.launch import Launch, launched
 from agent_tunix.config.load import C, did_you_mean, hydra_arguments, leaves, search_path, validate
+from agent_tunix.config.resumed import anchored, begun_or_resumed, refuse_other_folder
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
-from agent_tunix.config.screen import Screen, unhindered
-from agent_tunix.config.tuning import LrFindConfig, TuneConfig
-from agent_tunix.engine import lifeline
+from agent_tunix.console import Screen, unhindered
+from agent_tunix.engine import heartbeat
 from agent_tunix.errors import DivergenceError, StoppedError, UserError, insist_on_interrupts, interrupts_put_off, mistake_of
+from agent_tunix.lab.tune.config import LrFindConfig, TuneConfig
 
 console = Screen()
 
@@ -64,21 +64,21 @@ def export() -> None:
 
 def doctor() -> None:
     """Says what is wrong with a run or a sweep, from its folder; see `agent-tunix doctor --help`."""
-    from agent_tunix.workflows import doctor as workflow
+    from agent_tunix.lab.doctor import doctor as workflow
 
     _on_folder(workflow.main)
 
 
 def report() -> None:
     """Writes report.html, one page on a run, a sweep or a tune; see `agent-tunix report --help`."""
-    from agent_tunix.workflows.report import page
+    from agent_tunix.lab.report import page
 
     _on_folder(page.main)
 
 
 def watch() -> None:
     """Shows the report live in a browser while training runs; see `agent-tunix watch --help`."""
-    from agent_tunix.workflows import watch as workflow
+    from agent_tunix.lab.report import watch as workflow
 
     _on_folder(workflow.main)
 
@@ -102,48 +102,49 @@ def main() -> None:
 
 def _train(composed: DictConfig) -> float | None:
     """Returns the held-out accuracy, by which Hydra's sweepers search."""
-    from agent_tunix.engine import processes
-    from agent_tunix.workflows import dry_run, setup
-    from agent_tunix.workflows import train as workflow
+    from agent_tunix.engine import distributed
+    from agent_tunix.lab.plan import plan
+    from agent_tunix.training import loading
+    from agent_tunix.training import loop as workflow
 
     (cfg, origin), output = begun_or_resumed(composed, HydraConfig.get().overrides.task), _output()
     _agreed(cfg)
     if cfg.dry_run:
-        if processes.first():
-            dry_run.run(cfg, _relative(output), console, origin)
+        if distributed.first():
+            plan.run(cfg, _relative(output), console, origin)
         return None
     if origin.run is not None:
         refuse_other_folder(origin.run, output)
         output = origin.run
-    elif processes.first() and (output / "config.yaml").exists():
-        setup.refuse_others(output, "config.yaml")  # a ramp has one too, but cannot be resumed
+    elif distributed.first() and (output / "config.yaml").exists():
+        loading.refuse_others(output, "config.yaml")  # a ramp has one too, but cannot be resumed
         raise UserError(
             f"{output} already holds a run; continue it with training.resume={output}, or choose another folder."
         )
-    if lifeline.current:
+    if heartbeat.current:
         resume = f"training.resume={_relative(output)}"
-        lifeline.current.advice = f"Start all of them again with {resume}: the run goes on from its last checkpoint."
+        heartbeat.current.advice = f"Start all of them again with {resume}: the run goes on from its last checkpoint."
     return _accuracy(workflow.run(cfg, _relative(output), console, _given(HydraConfig.get().overrides.task), origin))
 
 
 def _agreed(cfg: C) -> C:
     """The configuration, if all processes have the same one."""
-    from agent_tunix.engine import processes
+    from agent_tunix.engine import distributed
 
-    processes.refuse_differences(lambda: leaves(cfg.model_dump(mode="json")))
+    distributed.refuse_differences(lambda: leaves(cfg.model_dump(mode="json")))
     return cfg
 
 
 def _output() -> Path:
     """The folder of a run, or of an evaluation. It is named by the time, so several processes take that of the first."""
-    from agent_tunix.engine import processes
+    from agent_tunix.engine import distributed
 
-    return Path(processes.everyones(HydraConfig.get().runtime.output_dir)[0])
+    return Path(distributed.everyones(HydraConfig.get().runtime.output_dir)[0])
 
 
 def run_sweep(composed: Sequence[JobReturn], folder: Path, fuse: str) -> list[float]:
     """Trains the jobs that Hydra has composed, as one sweep in a folder; returns the held-out accuracy of each."""
-    from agent_tunix.workflows import sweep
+    from agent_tunix.lab.sweep import sweep
 
     if fuse not in typing.get_args(sweep.Fuse):
         raise UserError(f"hydra.launcher.fuse={fuse}: must be one of {', '.join(typing.get_args(sweep.Fuse))}")
@@ -160,7 +161,7 @@ def run_sweep(composed: Sequence[JobReturn], folder: Path, fuse: str) -> list[fl
 
 def close_sweep(folder: Path) -> None:
     """Sums up a sweep that any launcher has run."""
-    from agent_tunix.workflows import sweep_closing
+    from agent_tunix.lab.sweep import sweep_closing
 
     sweep_closing.close(_relative(folder), console)
 
@@ -177,27 +178,27 @@ def _accuracy(summary: Mapping[str, typing.Any]) -> float:
 
 
 def _lr_find(composed: DictConfig) -> None:
-    from agent_tunix.workflows import lr_find as workflow
+    from agent_tunix.lab.lr_find import lr_find as workflow
 
     cfg, output = anchored(validate(composed, LrFindConfig)), _relative(Path(HydraConfig.get().runtime.output_dir))
     workflow.run(cfg, output, console, _given(HydraConfig.get().overrides.task))
 
 
 def _tune(composed: DictConfig) -> None:
-    from agent_tunix.workflows import tune as workflow
+    from agent_tunix.lab.tune import tune as workflow
 
     cfg, output = anchored(validate(composed, TuneConfig)), _relative(Path(HydraConfig.get().runtime.output_dir))
     workflow.run(cfg, output, console, _given(HydraConfig.get().overrides.task))
 
 
 def _evaluate(composed: DictConfig) -> None:
-    from agent_tunix.workflows import evaluate as workflow
+    from agent_tunix.training import evaluation as workflow
 
     workflow.run(_agreed(anchored(validate(composed, EvaluateConfig))), _output(), console, HydraConfig.get().overrides.task)
 
 
 def _export(composed: DictConfig) -> None:
-    from agent_tunix.workflows import export as workflow
+    from agent_tunix.training import export as workflow
 
     if HydraConfig.get().mode == RunMode.MULTIRUN:
         raise UserError("export writes one folder: leave out --multirun, and start it once for each run.")
@@ -218,10 +219,10 @@ def _hydra(config_name: str, task: Callable[[DictConfig], float | None], several
             return _compose(config_name, task)
         if not several or {"--multirun", "-m"} & set(sys.argv):
             raise UserError(_one_process(launch))
-        from agent_tunix.engine import processes
+        from agent_tunix.engine import distributed
 
-        with processes.joined(launch), answering():
-            console.quiet = not processes.first()
+        with distributed.joined(launch), answering():
+            console.quiet = not distributed.first()
             _compose(config_name, task)
 
 
@@ -260,7 +261,7 @@ def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> No
         with answering():  # here too: Hydra would print the overrides before it passes a mistake on
             try:
                 with interrupts_put_off():  # while JAX is loaded
-                    from agent_tunix.engine.guard import Interruption
+                    from agent_tunix.training.guard import Interruption
                 asked_to_stop.append(Interruption.requests)
                 return task(composed) if asked_to_stop[-1] == asked_to_stop[0] else None  # Ctrl-C is for all jobs
             except DivergenceError as fault:
@@ -270,17 +271,17 @@ def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> No
                 return 0.0
             finally:
                 if of_sweep:
-                    folders.remove_empty([Path(HydraConfig.get().runtime.output_dir)])
-                folders.remove_unused()  # here too: one of several processes may end without coming back
+                    output_folders.remove_empty([Path(HydraConfig.get().runtime.output_dir)])
+                output_folders.remove_unused()  # here too: one of several processes may end without coming back
 
     try:
         hydra.main(version_base="1.3", config_path=str(first), config_name=config_name)(job)()
     except Exception as mistake:
-        if (said := composition.answer(mistake, sys.argv)) is None:
+        if (said := hydra_messages.answer(mistake, sys.argv)) is None:
             raise
         _fail(UserError(said))
     finally:
-        folders.remove_unused()
+        output_folders.remove_unused()
 
 
 def _relative(path: Path) -> Path:
@@ -289,8 +290,8 @@ def _relative(path: Path) -> Path:
 
 
 def _fail(mistake: UserError) -> typing.NoReturn:
-    if lifeline.current:
-        lifeline.current.fail(str(mistake), mistake.exit_code)
+    if heartbeat.current:
+        heartbeat.current.fail(str(mistake), mistake.exit_code)
     print(mistake, file=sys.stderr, flush=True)
     if isinstance(mistake, StoppedError):
         os._exit(mistake.exit_code)  # without clean-up: a device that is at work cannot be shut down safely

@@ -22,7 +22,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from agent_tunix.config import folders
+from agent_tunix.config import output_folders
 from agent_tunix.errors import UserError, interrupts_put_off
 
 BEST_OF_SWEEPERS = "optimization_results.yaml"
@@ -63,7 +63,7 @@ class FusedLauncher(BasicLauncher):
             accuracies = run_sweep(composed, Path(self.config.hydra.sweep.dir), self.fuse)  # type: ignore[union-attr]
         finally:
             made = [Path(job.hydra_cfg.hydra.runtime.output_dir) for job in composed]  # type: ignore[union-attr]
-            folders.remove_empty([*made, *(folder.parent for folder in made)])
+            output_folders.remove_empty([*made, *(folder.parent for folder in made)])
         for job, accuracy in zip(composed, accuracies, strict=True):
             job.return_value = accuracy
         return composed
@@ -112,16 +112,16 @@ class NoteFolders(Callback):
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         with contextlib.suppress(OmegaConfBaseException):  # a name may follow from what the job alone knows
-            folders.note(Path(config.hydra.run.dir))
+            output_folders.note(Path(config.hydra.run.dir))
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         with contextlib.suppress(OmegaConfBaseException):
             folder = Path(config.hydra.sweep.dir)
-            folders.note(folder / folders.MULTIRUN)
+            output_folders.note(folder / output_folders.MULTIRUN)
             if folder.is_dir():
                 from agent_tunix.cli import answering
-                from agent_tunix.workflows.setup import refuse_others
-                from agent_tunix.workflows.sweep_folder import read_index
+                from agent_tunix.lab.sweep.sweep_folder import read_index
+                from agent_tunix.training.loading import refuse_others
 
                 with answering():  # Hydra would only warn of a fault
                     refuse_others(folder, "sweep.json")
@@ -133,7 +133,7 @@ class CloseSweep(Callback):
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         from agent_tunix.cli import answering, close_sweep
-        from agent_tunix.engine.metrics import replace_text
+        from agent_tunix.training.run_folder import replace_text
 
         with answering():  # Hydra would only warn of a fault, and exit with 0
             found = Path(config.hydra.sweep.dir) / BEST_OF_SWEEPERS

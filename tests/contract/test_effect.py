@@ -21,10 +21,10 @@ from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine.update import init_state, update
 from agent_tunix.errors import UserError
-from agent_tunix.models.gemma3 import Architecture, Layers, Weights
+from agent_tunix.models.families.gemma3 import Architecture, Layers, Weights
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, init_adapters, masters, module_shape
+from agent_tunix.training.horizon import coefficients, hyperparameters, make_plan
 from agent_tunix.types import Batch, Prompts
-from agent_tunix.workflows.plan import coefficients, hyperparameters, make_plan
 
 UPDATES = 6
 RUN = ["model=gemma3_tiny", "training.micro_batch_size=2", f"training.num_batches={UPDATES}", "optimizer.learning_rate=1e-2"]

@@ -15,12 +15,12 @@ from hydra import compose, initialize_config_dir
 from agent_tunix.config import schema
 from agent_tunix.config.load import config_folder, keys, validate
 from agent_tunix.config.schema import ArchitectureSection, Config, EvaluateConfig, ExportConfig, InferenceSection
-from agent_tunix.config.tuning import LrFindConfig, TuneConfig
+from agent_tunix.environments import arithmetic
 from agent_tunix.errors import UserError
-from agent_tunix.models import huggingface
-from agent_tunix.models.sources import find_checkpoint
-from agent_tunix.tasks import arithmetic
-from agent_tunix.workflows import evaluate, setup
+from agent_tunix.lab.tune.config import LrFindConfig, TuneConfig
+from agent_tunix.models.checkpoints import safetensors
+from agent_tunix.models.checkpoints.hub import find_checkpoint
+from agent_tunix.training import evaluation, loading
 
 LONG_RUNS = True  # they share the programs of the others
 SMALL = ["model=gemma3_tiny", "training.micro_batch_size=2", "evaluation.num_examples=8", "evaluation.sampled=false"]
@@ -92,17 +92,17 @@ def test_every_other_key_is_read_by_a_workflow(command, reads, tmp_path):
 def test_a_number_of_the_architecture_that_is_not_the_checkpoints_is_refused(field):
     value = getattr(configured().model.architecture, field)
     with pytest.raises(UserError, match=r"is not the model that model\.architecture describes"):
-        setup.load_model(configured(f"model.architecture.{field}={value * 2}"))
+        loading.load_model(configured(f"model.architecture.{field}={value * 2}"))
 
 
 def test_a_number_of_the_architecture_may_differ_from_the_checkpoints_in_its_last_digits():
-    assert setup.load_model(configured("model.architecture.query_pre_attn_scalar=32.00000000000001")).arch.num_layers == 4
+    assert loading.load_model(configured("model.architecture.query_pre_attn_scalar=32.00000000000001")).arch.num_layers == 4
 
 
 def test_a_checkpoint_of_another_family_is_refused():
     assert get_args(schema.ModelSection.model_fields["model_family"].annotation) == ("gemma3",)
     with pytest.raises(UserError, match="of type gemma3_text; only gemma4 and gemma4_text"):
-        huggingface.read_config(find_checkpoint("package:tiny"), "gemma4")
+        safetensors.read_config(find_checkpoint("package:tiny"), "gemma4")
 
 
 def test_inference_settings_reach_the_sampler(command, monkeypatch):
@@ -112,7 +112,7 @@ def test_inference_settings_reach_the_sampler(command, monkeypatch):
         seen.append({"top_k": sampling.top_k, "top_p": sampling.top_p, "temperature": temperature})
         raise UserError("seen")
 
-    monkeypatch.setattr(evaluate, "complete", watched)
+    monkeypatch.setattr(evaluation, "complete", watched)
     settings = {"temperature": 0.3, "top_k": 7, "top_p": 0.6}
     assert set(settings) == set(InferenceSection.model_fields)
     arguments = [f"inference_config.{field}={value}" for field, value in settings.items()]

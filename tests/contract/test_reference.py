@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from agent_tunix.engine.metrics import read_records
+from agent_tunix.training.run_folder import read_records
 
 LONG_RUNS = True  # none is long, but all together are
 REPOSITORY = Path(__file__).parents[2]

@@ -20,17 +20,17 @@ from jax.sharding import PartitionSpec as P
 from safetensors.numpy import load_file, save_file
 
 from agent_tunix.config.launch import Launch
-from agent_tunix.engine import processes
+from agent_tunix.engine import distributed
 from agent_tunix.engine.batch import score
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.checksum import summed
-from agent_tunix.engine.guard import Progress
+from agent_tunix.environments.stream import Example
 from agent_tunix.errors import DivergenceError, UserError
-from agent_tunix.models.huggingface import read_architecture
-from agent_tunix.models.mesh import lay, lay_rows, mesh_of_sizes
-from agent_tunix.models.sources import find_checkpoint
-from agent_tunix.models.weights import load_weights
-from agent_tunix.tasks.datasets import Example
+from agent_tunix.models.checkpoints.hub import find_checkpoint
+from agent_tunix.models.checkpoints.loading import load_weights
+from agent_tunix.models.checkpoints.safetensors import read_architecture
+from agent_tunix.models.sharding import lay, lay_rows, mesh_of_sizes
+from agent_tunix.training.guard import Progress
 from agent_tunix.types import TrainState
 
 VALUES = np.arange(24, dtype=np.float32).reshape(8, 3)
@@ -54,14 +54,14 @@ class Pay:
 
 def agreement(index: int) -> None:
     assert (jax.process_index(), jax.process_count(), jax.device_count()) == (index, 2, 4)
-    assert processes.first() == (index == 0)
-    assert processes.any_of(index == 1)
-    assert not processes.any_of(False)
-    assert processes.everyones("ä" * index) == ["", "ä"]
-    assert processes.agreed(lambda: index) == index
-    processes.refuse_differences(lambda: {"seed": 1, "betas": [0.9, 0.99]})
+    assert distributed.first() == (index == 0)
+    assert distributed.any_of(index == 1)
+    assert not distributed.any_of(False)
+    assert distributed.everyones("ä" * index) == ["", "ä"]
+    assert distributed.agreed(lambda: index) == index
+    distributed.refuse_differences(lambda: {"seed": 1, "betas": [0.9, 0.99]})
     with pytest.raises(UserError, match="differ in seed, other"):
-        processes.refuse_differences(lambda: {"same": 0, "seed": index, "other": [index]})
+        distributed.refuse_differences(lambda: {"same": 0, "seed": index, "other": [index]})
     for mistake in (UserError("one\ntwo"), DivergenceError("three")):
 
         def work(mistake: UserError = mistake) -> None:
@@ -69,7 +69,7 @@ def agreement(index: int) -> None:
                 raise mistake
 
         with pytest.raises(UserError) as raised:
-            processes.agreed(work)
+            distributed.agreed(work)
         assert (raised.type, str(raised.value)) == (type(mistake), str(mistake)), "the mistake of one is that of all"
 
 
@@ -82,13 +82,13 @@ def rows_of(mesh: Mesh) -> list[int]:
         return VALUES[wanted]
 
     array = lay_rows(rows, VALUES.shape, mesh)
-    own = processes.own_rows(array)
+    own = distributed.own_rows(array)
     assert all(np.array_equal(row, VALUES[i]) for i, row in own.items())
     held = {i for wanted in asked for i in range(8)[wanted]}
     assert own.keys() <= held, "a process lays down no more than its devices hold"
-    np.testing.assert_array_equal(processes.whole(array), VALUES)
-    np.testing.assert_array_equal(processes.whole(lay(VALUES.T, NamedSharding(mesh, P(None, "fsdp")))), VALUES.T)
-    doubled = processes.gather_rows(list(own), {"x": np.array([2 * row for row in own.values()]).reshape(-1, 3)}, 8)
+    np.testing.assert_array_equal(distributed.whole(array), VALUES)
+    np.testing.assert_array_equal(distributed.whole(lay(VALUES.T, NamedSharding(mesh, P(None, "fsdp")))), VALUES.T)
+    doubled = distributed.gather_rows(list(own), {"x": np.array([2 * row for row in own.values()]).reshape(-1, 3)}, 8)
     np.testing.assert_array_equal(doubled["x"], 2 * VALUES)
     return list(own)
 
@@ -119,13 +119,13 @@ def checkpoint(index: int) -> None:
     found, progress = checkpoints.restore(state)
     checkpoints.close()
     assert (int(found.step), progress.position) == (3, 5)
-    np.testing.assert_array_equal(processes.whole(found.trainable["a"]), VALUES)
-    np.testing.assert_array_equal(processes.whole(found.optimizer["a"]), VALUES + 1)
+    np.testing.assert_array_equal(distributed.whole(found.trainable["a"]), VALUES)
+    np.testing.assert_array_equal(distributed.whole(found.optimizer["a"]), VALUES + 1)
     record = json.loads(Path("checkpoints/3/progress/metadata").read_text())
     assert {"a": record["arrays"]["trainable.a"]} == summed({"a": VALUES}), "the parts add up to the whole"
     if index == 0:
         Path("checkpoints/3/progress/metadata").write_text(json.dumps(record | {"position": 6}))
-    processes.any_of(False)  # waits for it
+    distributed.any_of(False)  # waits for it
     again = Checkpoints(Path("checkpoints"))
     with contextlib.closing(again), pytest.raises(UserError, match="step 3 is damaged"):
         again.restore(state)
@@ -145,22 +145,22 @@ def weights(index: int) -> None:
 
 
 def disk(index: int) -> None:
-    processes.make_shared(Path("shared"))
-    processes.SHARED_SECONDS = 1
+    distributed.make_shared(Path("shared"))
+    distributed.SHARED_SECONDS = 1
     with pytest.raises(UserError, match="not seen by process 1"):
-        processes.make_shared(Path(f"disk of process {index}"))
+        distributed.make_shared(Path(f"disk of process {index}"))
 
 
 def fault(index: int) -> None:
     """Process 1 fails in a way that no one foresaw, while process 0 waits for it."""
     if index == 1:
         raise ValueError("unforeseen")
-    processes.any_of(True)
+    distributed.any_of(True)
 
 
 if __name__ == "__main__":
     what, port, number = sys.argv[1], sys.argv[2], int(os.environ["NUMBER"])
-    with processes.joined(Launch("--coordinator", f"localhost:{port}", 2, number)):
+    with distributed.joined(Launch("--coordinator", f"localhost:{port}", 2, number)):
         for name in what.split(","):
             globals()[name](number)
             print(name, flush=True)

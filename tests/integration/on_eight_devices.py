@@ -17,20 +17,20 @@ from agent_tunix.algorithm.objectives import Coefficients, LossForm, per_sequenc
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config
-from agent_tunix.engine import draw_kernels
 from agent_tunix.engine.calls import Sample, Update
-from agent_tunix.engine.metrics import read_records
-from agent_tunix.engine.rollout import Draw, Sampling, sample
+from agent_tunix.engine.sampler import Draw, Sampling, sample
 from agent_tunix.engine.update import init_state, update
-from agent_tunix.models.gemma3 import Architecture, Layers, Weights
-from agent_tunix.models.huggingface import read_architecture
+from agent_tunix.kernels import top_k
+from agent_tunix.lab.plan.memory import Shapes, held_adapters, held_base, held_bytes
+from agent_tunix.models.checkpoints.hub import find_checkpoint
+from agent_tunix.models.checkpoints.loading import load_weights
+from agent_tunix.models.checkpoints.safetensors import read_architecture
+from agent_tunix.models.families.gemma3 import Architecture, Layers, Weights
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, Adapters, masters, module_shape
-from agent_tunix.models.mesh import by_rows, mesh_of_sizes, on_mesh_of, place
-from agent_tunix.models.sources import find_checkpoint
-from agent_tunix.models.weights import load_weights
+from agent_tunix.models.sharding import by_rows, mesh_of_sizes, on_mesh_of, place
+from agent_tunix.training import loading
+from agent_tunix.training.run_folder import read_records
 from agent_tunix.types import Batch, Prompts, Rollouts
-from agent_tunix.workflows import setup
-from agent_tunix.workflows.memory import Shapes, held_adapters, held_base, held_bytes
 
 P, G, S, C = 8, 2, 8, 12
 ARCH = Architecture(  # no two axes of one length, so that a shape tells what it is the shape of
@@ -260,15 +260,15 @@ def on(fsdp: int, tp: int) -> str:
 
 def final_adapters(run: str):
     cfg = validate(read_config(Path(run) / "config.yaml"), Config)
-    model = setup.load_model(cfg)
-    return setup.load_trained(run, cfg, model)[0], model
+    model = loading.load_model(cfg)
+    return loading.load_trained(run, cfg, model)[0], model
 
 
 def test_tokens_drawn_by_kernels_are_those_of_one_device():
     """In Pallas's interpreter, as several GPUs would draw them: each its own rows."""
     logits_BV = 3 * jax.random.normal(jax.random.key(0), (8, 2**14))
     rows = logits_BV, jnp.full((8, 1), 0.9), jax.random.uniform(jax.random.key(1), (8, 1))
-    draw = functools.partial(draw_kernels.draw, k=20, top_p=0.9, pad_id=0, interpret=True)
+    draw = functools.partial(top_k.draw, k=20, top_p=0.9, pad_id=0, interpret=True)
     with jax.set_mesh(mesh_of_sizes((4, 2))):
         got = jax.jit(functools.partial(by_rows, draw))(*rows)
     np.testing.assert_array_equal(got[0], jax.jit(draw)(*rows)[0])
@@ -312,7 +312,7 @@ def test_a_run_saved_on_one_mesh_goes_on_on_another(command):
     saved["training"] |= {"init_from": "on2x2", "resume": None}
     saved["model"] |= {"mesh_shape": [[2, 1], ["fsdp", "tp"]]}
     cfg = validate(saved, Config)
-    model = setup.load_model(cfg)
-    begun = setup.new_state(cfg, model)
+    model = loading.load_model(cfg)
+    begun = loading.new_state(cfg, model)
     assert_close(begun.trainable, straight, 2e-5)
     assert begun.trainable.a["q_proj"].sharding.mesh.size == 2

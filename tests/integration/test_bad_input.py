@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from agent_tunix.engine.guard import Interruption
-from agent_tunix.models.sources import find_checkpoint
-from agent_tunix.workflows import lr_find
+from agent_tunix.lab.lr_find import lr_find
+from agent_tunix.models.checkpoints.hub import find_checkpoint
+from agent_tunix.training.guard import Interruption
 
 LONG_RUNS = True
 TINY = ["model=gemma3_tiny", "training.num_batches=2", "training.micro_batch_size=2", "evaluation.num_examples=8"]

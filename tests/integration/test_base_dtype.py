@@ -10,11 +10,11 @@ from safetensors.numpy import load_file
 
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config
-from agent_tunix.engine.metrics import read_records
+from agent_tunix.models.checkpoints.loading import quantised, stacked_tensor
 from agent_tunix.models.lora import merge
-from agent_tunix.models.quantisation import Quantised
-from agent_tunix.models.weights import quantised, stacked_tensor
-from agent_tunix.workflows import setup
+from agent_tunix.models.quantization import Quantised
+from agent_tunix.training import loading
+from agent_tunix.training.run_folder import read_records
 
 SMALL = [
     "model=gemma3_tiny",
@@ -36,12 +36,12 @@ def train(command, folder: str, *arguments: str) -> str:
 
 
 def config(folder: str) -> Config:
-    return validate(read_config(setup.Path(folder) / "config.yaml"), Config)
+    return validate(read_config(loading.Path(folder) / "config.yaml"), Config)
 
 
 def adapters(folder: str):
     cfg = config(folder)
-    return setup.load_trained(folder, cfg, setup.load_model(cfg))[0]
+    return loading.load_trained(folder, cfg, loading.load_model(cfg))[0]
 
 
 def test_a_run_samples_from_what_it_trains_and_resumes_to_the_bit(command, tmp_path):
@@ -62,7 +62,7 @@ def test_adapters_are_merged_into_the_base_that_was_quantised(command, tmp_path)
     outcome = command("export", "run=run", "format=merged", "output=whole")
     assert outcome.code == 0, outcome.err
     assert "The run held its base in nf4; its adapters are merged into the base in float32." in outcome.out
-    plain = setup.load_model(setup.held_in(config("run"), "float32", None))
+    plain = loading.load_model(loading.held_in(config("run"), "float32", None))
     merged, found = merge(plain.weights, adapters("run")), load_file(tmp_path / "whole" / "model.safetensors")
     for name, value in found.items():
         np.testing.assert_allclose(value, stacked_tensor(merged, name), atol=1e-6)
@@ -80,8 +80,8 @@ def test_adapters_are_merged_into_the_base_that_was_quantised(command, tmp_path)
 def test_a_run_that_begins_from_another_holds_the_base_as_it_says_itself(command):
     whole = train(command, "whole", "model.lora_rank=0", "training.num_batches=1")
     held = train(command, "held", f"training.init_from={whole}", "model.base_dtype=nf4", "training.num_batches=1")
-    learnt, _ = setup.load_trained(whole, config(whole), setup.load_model(config(whole)))
-    base = setup.load_model(config(held)).weights.layers
+    learnt, _ = loading.load_trained(whole, config(whole), loading.load_model(config(whole)))
+    base = loading.load_model(config(held)).weights.layers
     assert isinstance(base.up_proj, Quantised)
     np.testing.assert_array_equal(base.up_proj.codes, quantised(learnt, "nf4").layers.up_proj.codes)
 
@@ -89,9 +89,9 @@ def test_a_run_that_begins_from_another_holds_the_base_as_it_says_itself(command
         cfg = config(held).model_dump(mode="json")
         return validate(cfg | {"model": cfg["model"] | model, "training": cfg["training"] | {"init_from": held}}, Config)
 
-    onwards = setup.load_model(beginning(base_dtype=None)).weights.layers
+    onwards = loading.load_model(beginning(base_dtype=None)).weights.layers
     np.testing.assert_array_equal(onwards.up_proj, learnt.layers.up_proj)
-    merged = setup.load_model(beginning(base_dtype=None, lora_rank=0)).weights.layers
+    merged = loading.load_model(beginning(base_dtype=None, lora_rank=0)).weights.layers
     np.testing.assert_allclose(merged.up_proj, merge(learnt, adapters(held)).layers.up_proj, atol=1e-6)
     assert (np.asarray(merged.up_proj) != np.asarray(onwards.up_proj)).any()
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from agent_tunix.config.load import read_config
-from agent_tunix.engine.metrics import read_records
-from agent_tunix.models.weights import load_weights
-from agent_tunix.workflows import setup
+from agent_tunix.models.checkpoints.loading import load_weights
+from agent_tunix.training import loading
+from agent_tunix.training.run_folder import read_records
 
 SMALL = ["model=gemma3_tiny", "evaluation.num_examples=64", "evaluation.sampled=false", "optimizer.learning_rate=1e-5"]
 FEW = [*SMALL, "training.micro_batch_size=2"]
@@ -111,9 +111,9 @@ def test_all_weights_train_resume_and_serve_as_a_base(command, tmp_path, warm):
 def exported_whole(command, tmp_path) -> None:
     """A run of all weights is exported as they are; adapters are of no use where the weights below them have changed."""
     assert command("export", "run=full", "format=merged", "output=whole").code == 0
-    cfg = setup.saved_config("full", "run")
-    model = setup.load_model(cfg)
-    learnt, _ = setup.load_trained("full", cfg, model)
+    cfg = loading.saved_config("full", "run")
+    model = loading.load_model(cfg)
+    learnt, _ = loading.load_trained("full", cfg, model)
     exported = load_weights(tmp_path / "whole", model.arch, jnp.float32)
     jax.tree.map(np.testing.assert_array_equal, exported, learnt)
     assert not np.array_equal(exported.embed_VD, model.weights.embed_VD)

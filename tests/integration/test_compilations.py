@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import pytest
 
-from agent_tunix.engine.metrics import read_records
-from agent_tunix.workflows.display import Display
+from agent_tunix.training.progress import Display
+from agent_tunix.training.run_folder import read_records
 
 STEPS = 6
 COMPILED = "/jax/core/compile/backend_compile_duration"

@@ -12,13 +12,13 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 
 from agent_tunix.engine.checkpoint import Checkpoints
-from agent_tunix.engine.metrics import read_records
 from agent_tunix.engine.update import init_state
-from agent_tunix.tasks import arithmetic
-from agent_tunix.tasks.datasets import Example
-from agent_tunix.workflows import setup
-from agent_tunix.workflows.evaluate import grade
-from agent_tunix.workflows.report.contents import contents
+from agent_tunix.environments import arithmetic
+from agent_tunix.environments.stream import Example
+from agent_tunix.lab.report.contents import contents
+from agent_tunix.training import loading
+from agent_tunix.training.evaluation import grade
+from agent_tunix.training.run_folder import read_records
 
 LONG_RUNS = True
 SMALL = ["evaluation.num_examples=8"]
@@ -245,10 +245,10 @@ def test_a_schedule_free_run_is_evaluated_at_its_average(command, tmp_path):
     """x = (y - (1 - beta1) z) / beta1, where y is what is trained and z takes the steps."""
     free = ["optimizer=schedule_free_adamw", "optimizer.learning_rate=1e-5", "training.num_batches=4"]
     assert command("train", *TRAIN, *free, *SMALL, "hydra.run.dir=run").code == 0
-    cfg = setup.saved_config("run", "run")
-    model = setup.load_model(cfg)
-    learnt, step = setup.load_trained("run", cfg, model)
-    fresh = init_state(setup.new_trainable(cfg, model), "schedule_free_adamw")
+    cfg = loading.saved_config("run", "run")
+    model = loading.load_model(cfg)
+    learnt, step = loading.load_trained("run", cfg, model)
+    fresh = init_state(loading.new_trainable(cfg, model), "schedule_free_adamw")
     state, _ = Checkpoints(tmp_path / "run" / "checkpoints", 1).restore(fresh)
     assert step == 4
     trained, iterate = state.trainable.b["q_proj"], state.optimizer[1].z.b["q_proj"]

@@ -18,17 +18,17 @@ from safetensors.numpy import load_file
 
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config, ExportConfig
-from agent_tunix.engine.metrics import claimed
-from agent_tunix.models import gemma3
-from agent_tunix.models.huggingface import read_architecture
+from agent_tunix.models.checkpoints.hub import find_checkpoint
+from agent_tunix.models.checkpoints.loading import load_weights
+from agent_tunix.models.checkpoints.safetensors import read_architecture
+from agent_tunix.models.families import gemma3
 from agent_tunix.models.lora import Adapters
-from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import load_tokenizer
-from agent_tunix.models.weights import load_weights
-from agent_tunix.workflows import export, rollouts, setup
-from agent_tunix.workflows.evaluate import answers_of
-from agent_tunix.workflows.examples import load_examples, prompt_width
-from agent_tunix.workflows.run import engine_of
+from agent_tunix.training import export, loading, rollouts
+from agent_tunix.training.data import load_examples, prompt_width
+from agent_tunix.training.evaluation import answers_of
+from agent_tunix.training.run_folder import claimed
+from agent_tunix.training.setup import engine_of
 
 LONG_RUNS = True
 TRAIN = ["train", "model=gemma3_tiny", "training.num_batches=2", "training.save_interval_steps=1", "hydra.run.dir=run"]
@@ -67,11 +67,11 @@ def test_merged_completes_as_trained(command, trained, tmp_path):
     assert str(folder.relative_to(tmp_path)) in outcome.out
 
     cfg = validate(read_config(trained / "config.yaml"), Config)
-    model = setup.load_model(cfg)
-    adapters, _ = setup.load_trained(str(trained), cfg, model)
+    model = loading.load_model(cfg)
+    adapters, _ = loading.load_trained(str(trained), cfg, model)
     arch = read_architecture(folder)
     weights = load_weights(folder, arch, jnp.float32)
-    exported = setup.Model(arch, load_tokenizer(folder), weights, lambda: (weights, 0))
+    exported = loading.Model(arch, load_tokenizer(folder), weights, lambda: (weights, 0))
     assert arch == model.arch
 
     examples = load_examples(cfg, "test", 8, model.tokenizer, print)
@@ -84,7 +84,7 @@ def test_merged_completes_as_trained(command, trained, tmp_path):
     np.testing.assert_allclose(hidden[0], hidden[1], atol=2e-4)
     assert np.abs(hidden[0] - hidden[2]).max() > 0.1, "training changed too little for this test to mean anything"
 
-    greedy = setup.training_sampling(cfg, model.tokenizer)
+    greedy = loading.training_sampling(cfg, model.tokenizer)
     greedy = dataclasses.replace(greedy, greedy=True, num_generations=1)
     texts = [
         answers_of(engine, engine.policy(t), examples, width, 8, jax.random.key(0), greedy, 1.0)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agent_tunix.engine.metrics import read_records
+from agent_tunix.training.run_folder import read_records
 
 SECRET = "hf_SECRET"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent_tunix.engine.metrics import read_records
+from agent_tunix.training.run_folder import read_records
 
 LONG_RUNS = True
 RUN = [

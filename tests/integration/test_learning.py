@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from agent_tunix.engine.metrics import read_records
+from agent_tunix.training.run_folder import read_records
 
 LONG_RUNS = True
 

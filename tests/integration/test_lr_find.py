@@ -10,9 +10,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from agent_tunix import cli
-from agent_tunix.engine.metrics import read_records
 from agent_tunix.errors import UserError
-from agent_tunix.workflows import lr_find
+from agent_tunix.lab.lr_find import lr_find
+from agent_tunix.training.run_folder import read_records
 
 LONG_RUNS = True
 SMALL = ["evaluation.num_examples=8", "hydra.run.dir=out"]

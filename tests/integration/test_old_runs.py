@@ -8,7 +8,7 @@ import shutil
 import pytest
 from safetensors.numpy import load_file
 
-from agent_tunix.engine.metrics import read_records
+from agent_tunix.training.run_folder import read_records
 
 CHECKSUMS = {"arrays", "checksum"}
 

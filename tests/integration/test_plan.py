@@ -12,9 +12,10 @@ from safetensors.numpy import load_file, save_file
 
 from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
-from agent_tunix.engine.metrics import read_records
-from agent_tunix.models.sources import find_checkpoint
-from agent_tunix.workflows import dry_run, memory, run
+from agent_tunix.lab.plan import memory, plan
+from agent_tunix.models.checkpoints.hub import find_checkpoint
+from agent_tunix.training import setup
+from agent_tunix.training.run_folder import read_records
 
 LONG_RUNS = True
 RUN = ["model=gemma3_tiny", "training.num_batches=3", "training.micro_batch_size=2", "grpo.num_iterations=2"]
@@ -45,7 +46,7 @@ def test_worked_answers_that_do_not_fit_are_left_out_as_by_the_run(command):
     notices: list[str] = []
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         cfg = validate(compose("config", few), Config)
-    plan = run.prepare(cfg, run.Loaded(), notices.append).plan
+    plan = setup.prepare(cfg, setup.Loaded(), notices.append).plan
     assert re.search(rf"updates\s+│\s+{plan.total_steps}\b", planned.out)
     [left_out] = [text for text in notices if "have no worked answer" in text]
     assert left_out in planned.out
@@ -128,7 +129,7 @@ def test_weights_that_lack_a_tensor_are_refused(command, tmp_path, verb):
 
 
 def test_a_part_of_a_cards_memory_is_left_to_its_runtime(command, monkeypatch):
-    monkeypatch.setattr(dry_run, "card", lambda: ("a card", 1.0))
+    monkeypatch.setattr(plan, "card", lambda: ("a card", 1.0))
     monkeypatch.setattr(memory, "estimate", lambda shapes: {"peak": 0.95})
     assert "It does NOT fit a card (1.0 GB)" in command("plan", *RUN, "hydra.run.dir=plan").out
 

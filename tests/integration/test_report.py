@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
-from agent_tunix.workflows import watch
-from agent_tunix.workflows.report.page import write_report
+from agent_tunix.lab.report import watch
+from agent_tunix.lab.report.page import write_report
 
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "

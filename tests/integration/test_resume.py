@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from agent_tunix.engine import guard
-from agent_tunix.engine.metrics import RunFolder, claimed, read_records
-from agent_tunix.models.sources import find_checkpoint
-from agent_tunix.workflows import train as train_workflow
+from agent_tunix.models.checkpoints.hub import find_checkpoint
+from agent_tunix.training import guard
+from agent_tunix.training import loop as train_workflow
+from agent_tunix.training.run_folder import RunFolder, claimed, read_records
 
 LONG_RUNS = True
 REPOSITORY = Path(__file__).parents[2]
@@ -56,13 +56,13 @@ def at_step(number: int, action: str) -> str:
     """Lines by which a process does something as soon as a step is written down."""
     return textwrap.dedent(f"""
         import os, signal
-        from agent_tunix.engine import metrics
-        write = metrics.RunFolder.metrics
+        from agent_tunix.training import run_folder
+        write = run_folder.RunFolder.metrics
         def deadly(folder, record):
             write(folder, record)
             if record["step"] == {number}:
                 {action}
-        metrics.RunFolder.metrics = deadly
+        run_folder.RunFolder.metrics = deadly
     """)
 
 

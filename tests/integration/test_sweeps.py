@@ -16,8 +16,10 @@ from rich.console import Console
 
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config
-from agent_tunix.engine.metrics import claimed, read_records
-from agent_tunix.workflows import dry_run, memory, run, setup, sweep, train
+from agent_tunix.lab.plan import memory, plan
+from agent_tunix.lab.sweep import sweep
+from agent_tunix.training import loading, loop
+from agent_tunix.training.run_folder import claimed, read_records
 
 LONG_RUNS = True
 RUN = [
@@ -51,7 +53,7 @@ def numbers(path: Path) -> list[dict]:
 
 def learnt(folder: Path):
     cfg = validate(read_config(folder / "config.yaml"), Config)
-    return setup.load_trained(str(folder), cfg, setup.load_model(cfg))[0]
+    return loading.load_trained(str(folder), cfg, loading.load_model(cfg))[0]
 
 
 def index(folder: Path) -> dict:
@@ -81,7 +83,7 @@ def test_a_fused_sweep_equals_its_jobs_run_alone(tmp_path):
     assert [result["status"] for result in results] == ["completed", "completed", "diverged"]
     assert index(tmp_path / "fused")["mode"] == "fused"
     for job in three[:2]:
-        train.run(job.cfg, tmp_path / "alone" / job.folder.name, console)
+        loop.run(job.cfg, tmp_path / "alone" / job.folder.name, console)
         assert_same_run(job.folder, tmp_path / "alone" / job.folder.name)
 
 
@@ -269,12 +271,12 @@ def test_jobs_are_grouped_by_the_program_they_need():
 
 def test_a_group_is_cut_to_what_memory_holds(monkeypatch):
     group, said = jobs(*([f"seed={seed}"] for seed in range(4))), []
-    runs = [run.prepare(job.cfg, run.Loaded(), print) for job in group]
-    planned = dry_run.shapes(runs[0].cfg, max(run.task.prompt_width for run in runs))
+    runs = [loading.prepare(job.cfg, loading.Loaded(), print) for job in group]
+    planned = plan.shapes(runs[0].cfg, max(loading.task.prompt_width for run in runs))
     monkeypatch.setattr(sweep, "cost_of_many", lambda r, members: 1.0)
     for members, sizes in ((4, [4]), (3, [2, 2]), (2, [2, 2]), (1, [1, 1, 1, 1])):
         needed = memory.peak_of_several(planned, members)
-        monkeypatch.setattr(sweep, "card", lambda needed=needed: ("a card", 1.001 * needed / dry_run.USABLE))
+        monkeypatch.setattr(sweep, "card", lambda needed=needed: ("a card", 1.001 * needed / plan.USABLE))
         found = sweep.decide(group, runs, said.append, "always")
         assert [len(part) for part in found.parts()] == sizes
     assert len(said) == 4
@@ -282,7 +284,7 @@ def test_a_group_is_cut_to_what_memory_holds(monkeypatch):
 
 def test_whether_to_fuse_is_decided_by_what_the_device_takes(monkeypatch):
     group = jobs(["seed=1"], ["seed=2"], ["seed=3"], ["seed=4"])
-    runs = [run.prepare(job.cfg, run.Loaded(), print) for job in group]
+    runs = [loading.prepare(job.cfg, loading.Loaded(), print) for job in group]
     for ratio, at_once in ((1.3, 4), (3.9, 1)):
         monkeypatch.setattr(sweep, "cost_of_many", lambda r, members, ratio=ratio: ratio)
         said: list[str] = []

@@ -15,10 +15,11 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from agent_tunix.config.load import config_folder
-from agent_tunix.engine.metrics import claimed, read_records
-from agent_tunix.workflows import sweep, tune
-from agent_tunix.workflows.tuning.halving import Price
-from agent_tunix.workflows.tuning.session import Session
+from agent_tunix.lab.sweep import sweep
+from agent_tunix.lab.tune import tune
+from agent_tunix.lab.tune.halving import Price
+from agent_tunix.lab.tune.session import Session
+from agent_tunix.training.run_folder import claimed, read_records
 
 LONG_RUNS = True
 RUN = [
@@ -30,7 +31,7 @@ RUN = [
 STAGES = ["1-coarse-rate", "2-fine-rate", "3-warm-up", "4-weight-decay", "5-finalists"]
 KILL = """
 import os, signal, time
-from agent_tunix.engine.metrics import RunFolder
+from agent_tunix.training.run_folder import RunFolder
 write = RunFolder.metrics
 def until_the_second_stage(self, record):
     write(self, record)

@@ -15,10 +15,10 @@ import jax
 import numpy as np
 import pytest
 
-from agent_tunix.engine.lifeline import LOST
-from agent_tunix.engine.metrics import read_records
-from agent_tunix.models.mesh import mesh_of_sizes
-from agent_tunix.workflows import setup
+from agent_tunix.engine.heartbeat import LOST
+from agent_tunix.models.sharding import mesh_of_sizes
+from agent_tunix.training import loading
+from agent_tunix.training.run_folder import read_records
 
 HERE = Path(__file__).parent
 
@@ -155,8 +155,8 @@ def numbers(run: Path, name: str) -> list[dict]:
 
 def learnt(run: Path) -> list[np.ndarray]:
     """What the last checkpoint holds, read by this process alone."""
-    cfg = setup.saved_config(str(run), "run")
-    trainable, step = setup.load_trained(str(run), cfg, setup.load_model(cfg, mesh_of_sizes()))
+    cfg = loading.saved_config(str(run), "run")
+    trainable, step = loading.load_trained(str(run), cfg, loading.load_model(cfg, mesh_of_sizes()))
     assert step == 3
     return jax.tree.leaves(trainable)
 

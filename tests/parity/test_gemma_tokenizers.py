@@ -7,8 +7,8 @@ import shutil
 import pytest
 from transformers import GemmaTokenizer
 
+from agent_tunix.models.chat import chat_prompt
 from agent_tunix.models.tokenizer import load_tokenizer
-from agent_tunix.tasks.prompts import chat_prompt
 
 pytestmark = pytest.mark.parity
 ODD = [

@@ -13,17 +13,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3Config, Gemm
 from agent_tunix.config.load import config_text, read_config, validate
 from agent_tunix.config.schema import Config, ExportConfig
 from agent_tunix.engine.checkpoint import Checkpoints
-from agent_tunix.engine.guard import Progress
-from agent_tunix.engine.rollout import Draw, sample
+from agent_tunix.engine.sampler import Draw, sample
 from agent_tunix.engine.update import init_state
-from agent_tunix.models import gemma3
-from agent_tunix.models.huggingface import read_architecture
+from agent_tunix.models.checkpoints.hub import find_checkpoint
+from agent_tunix.models.checkpoints.loading import load_weights
+from agent_tunix.models.checkpoints.safetensors import read_architecture
+from agent_tunix.models.families import gemma3
 from agent_tunix.models.lora import init_adapters
-from agent_tunix.models.sources import find_checkpoint
 from agent_tunix.models.tokenizer import load_tokenizer
-from agent_tunix.models.weights import load_weights
-from agent_tunix.workflows import export, rollouts, setup
-from agent_tunix.workflows.examples import load_examples, prompt_width
+from agent_tunix.training import export, loading, rollouts
+from agent_tunix.training.data import load_examples, prompt_width
+from agent_tunix.training.guard import Progress
 
 pytestmark = pytest.mark.parity
 TRAIN = ["train", "model=gemma3_tiny", "training.num_batches=2", "hydra.run.dir=run"]
@@ -50,13 +50,13 @@ def asked(run):
 
 def test_transformers_and_peft_do_what_was_trained(trained):
     cfg = validate(read_config(trained / "run" / "config.yaml"), Config)
-    model = setup.load_model(cfg)
-    adapters, _ = setup.load_trained(str(trained / "run"), cfg, model)
+    model = loading.load_model(cfg)
+    adapters, _ = loading.load_trained(str(trained / "run"), cfg, model)
     examples = load_examples(cfg, "test", 32, model.tokenizer, print)
     prompts = rollouts.pad_prompts(examples, prompt_width(examples), model)
     hidden, _ = gemma3.forward(model.weights, adapters, model.arch, prompts.tokens_PS, prompts.positions_PS)
     logits = np.asarray(gemma3.unembed(model.weights, hidden))
-    sampling = setup.training_sampling(cfg, model.tokenizer)
+    sampling = loading.training_sampling(cfg, model.tokenizer)
     sampling = type(sampling)(**{**vars(sampling), "greedy": True, "num_generations": 1})
     (drawn,) = sample(model.weights, (Draw(adapters, prompts, jax.random.key(0)),), arch=model.arch, sampling=sampling)
 

@@ -8,12 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hydra import compose, initialize_config_dir
 from hypothesis import settings
 
-from agent_tunix.models.gemma3 import Architecture, Layers, Weights
+from agent_tunix.config.load import config_folder, validate
+from agent_tunix.config.schema import Config
+from agent_tunix.models import lora
+from agent_tunix.models.checkpoints.loading import init_weights
+from agent_tunix.models.families import gemma3
+from agent_tunix.models.families.gemma3 import Architecture, Layers, Weights
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, Adapters, module_shape
+from agent_tunix.training import loading
 from agent_tunix.types import Prompts
 
+GROUP = 3
 settings.register_profile("unit", deadline=None, max_examples=50, derandomize=True, database=None)
 settings.load_profile("unit")
 
@@ -87,3 +95,35 @@ def prompts() -> Prompts:
     positions = np.maximum(np.arange(S) - (S - lengths), -1)
     tokens = np.where(positions >= 0, np.random.default_rng(2).integers(3, 40, (3, S)), 0)
     return Prompts(jnp.asarray(tokens, jnp.int32), jnp.asarray(positions, jnp.int32))
+
+
+@pytest.fixture(scope="session")
+def shipped():
+    """The architecture of a model, by its size."""
+
+    def architecture(size: str, *overrides: str) -> Architecture:
+        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+            return loading.architecture(validate(compose("config", [f"model=gemma3_{size}", *overrides]), Config).model)
+
+    return architecture
+
+
+@pytest.fixture(scope="session")
+def reading_for_gpu(lowered_for_gpu):
+    """The program that reads a token by a way, of so many policies with two prompts each, as text."""
+
+    def lowered(way, arch: Architecture, policies: int) -> str:
+        prompts, shape = 2 * policies, jax.ShapeDtypeStruct
+        weights = jax.eval_shape(lambda: init_weights(jax.random.key(0), arch, jnp.bfloat16))
+        modules = lora.select_modules("_proj", arch.num_layers)
+        own = [jax.eval_shape(lambda: lora.init_adapters(jax.random.key(0), arch, modules, 32, 32.0))] * policies
+        kv = shape((arch.num_layers, prompts, 100, arch.num_kv_heads, arch.head_dim), jnp.bfloat16)
+        prompt = gemma3.Segment(kv, kv, shape((prompts, 100), jnp.int32))
+
+        def read_one(weights, own, prompt, tokens_B):
+            cache, read = way(weights, lora.stack(own), arch, prompt, GROUP, 70)
+            return read(cache, tokens_B, 5, None)
+
+        return lowered_for_gpu(read_one, weights, own, prompt, shape((prompts * GROUP,), jnp.int32))
+
+    return lowered

@@ -15,10 +15,10 @@ from pydantic import TypeAdapter
 from agent_tunix.config import guidance
 from agent_tunix.config.load import config_folder, keys, validate
 from agent_tunix.config.schema import Config
-from agent_tunix.config.tuning import LrFindConfig, TuneConfig
-from agent_tunix.workflows import memory
-from agent_tunix.workflows.diagnosis import remedies
-from agent_tunix.workflows.dry_run import shapes
+from agent_tunix.lab.doctor import remedies
+from agent_tunix.lab.plan import memory
+from agent_tunix.lab.plan.plan import shapes
+from agent_tunix.lab.tune.config import LrFindConfig, TuneConfig
 
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"

@@ -8,8 +8,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from agent_tunix.models import kernels
-from agent_tunix.models.mesh import EVERYWHERE, cut, several_devices
+from agent_tunix.kernels import matmul
+from agent_tunix.models.sharding import EVERYWHERE, cut, several_devices
 
 LOGITS_BUDGET = 2**28  # float32 logits alive at once while log-probabilities are taken: 1 GiB
 GREATEST_LOG_ODDS = 60.0  # far above what sampling yields; a vocabulary of e^60 still sums to a finite float32
@@ -106,17 +106,17 @@ def _rounded_odds(hidden_nD, tokens_n, sharpness_n, embed_VD, kept: bool) -> tup
     if not _kernel_serves(hidden_nD, embed_VD):
         odds_nV, *of_rows = _odds(hidden_nD, tokens_n, sharpness_n, embed_VD)
         return (*of_rows, odds_nV.astype(embed_VD.dtype)) if kept else tuple(of_rows)
-    from agent_tunix.algorithm import odds_kernel  # here, as importing Mosaic takes a while and few machines need it
+    from agent_tunix.kernels import vocabulary_odds  # here, as importing Mosaic takes a while and few machines need it
 
     own_n = sharpness_n * jnp.einsum("nd,nd->n", hidden_nD, embed_VD[tokens_n], preferred_element_type=jnp.float32)
-    found = odds_kernel.odds(hidden_nD, embed_VD, own_n, sharpness_n, most=GREATEST_LOG_ODDS, kept=kept)
+    found = vocabulary_odds.odds(hidden_nD, embed_VD, own_n, sharpness_n, most=GREATEST_LOG_ODDS, kept=kept)
     total_n, weighted_n, *kept_nV = found
     return total_n, jnp.log(total_n) - weighted_n / total_n, *kept_nV
 
 
 def kernel_is_known() -> bool:
     """Whether GPU and JAX are such that one kernel can make logits and odds."""
-    return kernels.capability() == kernels.HOPPER and jax.__version_info__ >= OLDEST_JAX
+    return matmul.capability() == matmul.HOPPER and jax.__version_info__ >= OLDEST_JAX
 
 
 def _kernel_serves(hidden_nD: jax.Array, embed_VD: jax.Array) -> bool:

@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from agent_tunix.config.folders import of_a_run, whole
+from agent_tunix.config.output_folders import of_a_run, whole
 from agent_tunix.errors import UserError
 
 SHIPPED = "agent_tunix."

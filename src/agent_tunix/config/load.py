@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from yaml import YAMLError
 
 from agent_tunix.config import mesh_shape
-from agent_tunix.config.folders import of_a_run
+from agent_tunix.config.output_folders import of_a_run
 from agent_tunix.config.schema import Config
 from agent_tunix.errors import UserError
 

@@ -287,6 +287,9 @@ class DataSection(Section):
         return pattern
 
 
+REWARDS, EARLIER_REWARDS = "agent_tunix.environments.rewards.", r"agent_tunix\.tasks\.rewards\."
+
+
 class RewardSection(Section):
     functions: dict[str, str] = Field(min_length=1, description="Name and import path of each reward function.")
     weights: dict[str, float] = Field(description="Weight of each function in the reward; 1 where none is given.")
@@ -295,6 +298,19 @@ class RewardSection(Section):
         description="Seconds that a call of a function may take; the functions then run in a process of their own. "
         "null: no limit.",
     )
+
+    @field_validator("functions", mode="before")
+    @classmethod
+    def _where_they_are_now(cls, functions: Any) -> Any:
+        """Runs of earlier versions name the rewards of this package where they were then."""
+        if not isinstance(functions, dict):
+            return functions
+        now = {
+            name: re.sub(rf"^{EARLIER_REWARDS}(?=\w)", REWARDS, path)
+            for name, path in functions.items()
+            if isinstance(path, str)
+        }
+        return functions | now
 
     @model_validator(mode="after")
     def _weights_name_functions(self) -> RewardSection:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from agent_tunix.engine import processes
-from agent_tunix.models.mesh import cut, lay_rows
-from agent_tunix.tasks.datasets import Example
-from agent_tunix.tasks.rewards import Scorer
+from agent_tunix.engine import distributed
+from agent_tunix.environments.rewards import Scorer
+from agent_tunix.environments.stream import Example
+from agent_tunix.models.sharding import cut, lay_rows
 from agent_tunix.types import Batch, Rollouts
 
 SMALLEST_BUCKET = 8
@@ -33,8 +33,8 @@ def score(scorer: Scorer, examples: Sequence[Example], texts: Mapping[int, str],
     """Rewards of G completions per example; each process scores the texts that it holds, given by row."""
     of = [examples[row // G] for row in texts]
     truths = [e.answer for e in of]
-    own = processes.agreed(lambda: scorer([e.question for e in of], list(texts.values()), truths))
-    values = processes.gather_rows(list(texts), own, G * len(examples))
+    own = distributed.agreed(lambda: scorer([e.question for e in of], list(texts.values()), truths))
+    values = distributed.gather_rows(list(texts), own, G * len(examples))
     return Scored(texts, values, scorer.total(values).reshape(-1, G))
 
 

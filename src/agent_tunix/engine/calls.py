@@ -18,14 +18,14 @@ from jax.typing import ArrayLike
 
 from agent_tunix.algorithm.objectives import Coefficients, LossForm, LossStats
 from agent_tunix.algorithm.optimizers import Hyperparameters
-from agent_tunix.engine import ahead
-from agent_tunix.engine.ahead import Program
+from agent_tunix.engine import ahead_of_time
+from agent_tunix.engine.ahead_of_time import Program
 from agent_tunix.engine.batch import cut_to, widened
-from agent_tunix.engine.rollout import Draw, Sampling, prepare, sample
+from agent_tunix.engine.sampler import Draw, Sampling, prepare, sample
 from agent_tunix.engine.update import UpdateStats, batch_logprobs, gradients_together, update, update_one_of
-from agent_tunix.models.gemma3 import Architecture, Weights
+from agent_tunix.models.families.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters, Trainable
-from agent_tunix.models.mesh import on_mesh_of
+from agent_tunix.models.sharding import on_mesh_of
 from agent_tunix.types import Batch, Rollouts, TrainState
 
 
@@ -69,7 +69,7 @@ class ProgramCall(Call):
     @classmethod
     def answer(cls, calls: Sequence[Any]) -> Sequence[Any]:
         with on_mesh_of(calls[0].weights):
-            return ahead.run(cls.program(calls))
+            return ahead_of_time.run(cls.program(calls))
 
 
 def _send_to_host(arrays: Any) -> None:
@@ -189,7 +189,7 @@ class Update(ProgramCall):
         else:
             own = [request for n, request in enumerate(calls) if n == 0 or request is not calls[0]]  # without copies
             with on_mesh_of(calls[0].weights):
-                updated = [ahead.run(request.own_step(index, *found)) for index, request in enumerate(own)]
+                updated = [ahead_of_time.run(request.own_step(index, *found)) for index, request in enumerate(own)]
         _send_to_host([(state.step, stats) for state, stats in updated])
         return updated
 
@@ -219,5 +219,5 @@ class CompileAhead(Call):
         for calls in zip(*(a.calls for a in announced), strict=True):
             alike = [call if call.kind == calls[0].kind else calls[0] for call in calls]  # others will be made apart
             for program in calls[0].programs(alike):
-                ahead.begin(program, partial(on_mesh_of, calls[0].weights))
+                ahead_of_time.begin(program, partial(on_mesh_of, calls[0].weights))
         return [None] * len(announced)

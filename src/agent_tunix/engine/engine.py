@@ -16,7 +16,7 @@ import jax
 from agent_tunix.algorithm.objectives import Coefficients, LossForm
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine.calls import Answer, CompileAhead, Logprobs, ProgramCall, Sample, Update, alone
-from agent_tunix.engine.rollout import Draw, Sampling
+from agent_tunix.engine.sampler import Draw, Sampling
 from agent_tunix.engine.update import UpdateStats
 from agent_tunix.models.base import Model
 from agent_tunix.models.lora import Adapters, Policy, Trainable, policy_of

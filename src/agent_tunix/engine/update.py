@@ -21,11 +21,11 @@ from agent_tunix.algorithm import optimizers
 from agent_tunix.algorithm.logprobs import token_logprobs
 from agent_tunix.algorithm.objectives import Coefficients, LossForm, LossStats, policy_loss
 from agent_tunix.algorithm.optimizers import Hyperparameters
-from agent_tunix.engine import compiler
-from agent_tunix.models import gemma3
-from agent_tunix.models.gemma3 import Architecture, Weights
+from agent_tunix.engine import compiler_options
+from agent_tunix.models.families import gemma3
+from agent_tunix.models.families.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters, Trainable, policy_of, stack
-from agent_tunix.models.mesh import cut, keep_in_place
+from agent_tunix.models.sharding import cut, keep_in_place
 from agent_tunix.types import Batch, Prompts, TrainState, pytree
 
 
@@ -52,7 +52,7 @@ def evaluation_trainable(state: TrainState, optimizer: str) -> Trainable:
     jax.jit,
     static_argnames=("arch", "micro_batches", "form", "optimizer"),
     donate_argnames="state",
-    compiler_options=compiler.OPTIONS,
+    compiler_options=compiler_options.OPTIONS,
 )
 def update(
     state: TrainState,
@@ -72,7 +72,7 @@ def update(
     return _finish(state, grads, _at(0, stats_K), h, max_kl, arch, optimizer)
 
 
-@partial(jax.jit, static_argnames=("arch", "micro_batches", "form"), compiler_options=compiler.OPTIONS)
+@partial(jax.jit, static_argnames=("arch", "micro_batches", "form"), compiler_options=compiler_options.OPTIONS)
 def gradients_together(
     adapters: tuple[Adapters, ...],
     batches: tuple[Batch, ...],
@@ -90,7 +90,7 @@ def gradients_together(
     return _gradients(stack(adapters), batches, weights, cs, arch, micro_batches, form)
 
 
-@partial(jax.jit, static_argnames=("arch", "optimizer"), donate_argnames="state", compiler_options=compiler.OPTIONS)
+@partial(jax.jit, static_argnames=("arch", "optimizer"), donate_argnames="state", compiler_options=compiler_options.OPTIONS)
 def update_one_of(
     state: TrainState,
     index: ArrayLike,
@@ -139,7 +139,7 @@ def _finish(state, grads, stats, h, max_kl, arch, optimizer: str) -> tuple[Train
     return keep_in_place(TrainState(trainable, moments, state.step + 1), arch), stats
 
 
-@partial(jax.jit, static_argnames=("arch", "micro_batches"), compiler_options=compiler.OPTIONS)
+@partial(jax.jit, static_argnames=("arch", "micro_batches"), compiler_options=compiler_options.OPTIONS)
 def batch_logprobs(
     batches: tuple[Batch, ...],
     weights: Weights,

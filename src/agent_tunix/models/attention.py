@@ -16,9 +16,10 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from agent_tunix.models import kernels, mesh, turning_kernels
-from agent_tunix.models.heads import Placing
-from agent_tunix.models.turning_kernels import Turning
+from agent_tunix.kernels import matmul, rope_norm
+from agent_tunix.kernels.rope_norm import Turning
+from agent_tunix.models import sharding
+from agent_tunix.models.norm_rope import Placing
 from agent_tunix.types import pytree, static
 
 LEAST_HEAD, CUDNN_HEAD = 32, 256  # the least whose half the turning kernels take, and the largest that cuDNN takes
@@ -101,19 +102,19 @@ def _flat(x_BTHN: jax.Array) -> jax.Array:
 
 
 def cudnn_serves(q_BTHN: jax.Array) -> bool:
-    if mesh.several_devices() or kernels.capability() != kernels.HOPPER or q_BTHN.dtype != jnp.bfloat16:
+    if sharding.several_devices() or matmul.capability() != matmul.HOPPER or q_BTHN.dtype != jnp.bfloat16:
         return False
     _, T, _, N = q_BTHN.shape
-    return T > 1 and LEAST_HEAD <= N <= CUDNN_HEAD and kernels.power_of_two(N) == N
+    return T > 1 and LEAST_HEAD <= N <= CUDNN_HEAD and matmul.power_of_two(N) == N
 
 
 def _turned_groups(q, k, v, first_P, lengths: Lengths, placing: Placing) -> tuple[jax.Array, ...]:
     """For every completion its whole sequence, turned: queries and keys after norm and RoPE, and values."""
-    sizes, interpret = (lengths.prompt, lengths.completion(q), lengths.group), kernels.capability() < kernels.AMPERE
+    sizes, interpret = (lengths.prompt, lengths.completion(q), lengths.group), matmul.capability() < matmul.AMPERE
     angles = placing.cos[0, :, 0], placing.sin[0, :, 0]
 
     def turned(x, factor, *scale_and_angles):
-        return turning_kernels.turned(Turning(*sizes, placing.eps, factor, interpret), x, first_P, *scale_and_angles)
+        return rope_norm.turned(Turning(*sizes, placing.eps, factor, interpret), x, first_P, *scale_and_angles)
 
     queries, keys = turned(q, placing.query_scale, placing.q_norm, *angles), turned(k, 1.0, placing.k_norm, *angles)
     return queries, keys, turned(v, 1.0)

@@ -9,8 +9,8 @@ from functools import cached_property
 from jax.sharding import Mesh
 
 from agent_tunix.errors import UserError
-from agent_tunix.models.gemma3 import Architecture, Weights
-from agent_tunix.models.mesh import mesh_of
+from agent_tunix.models.families.gemma3 import Architecture, Weights
+from agent_tunix.models.sharding import mesh_of
 from agent_tunix.models.tokenizer import Tokenizer
 
 

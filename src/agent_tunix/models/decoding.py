@@ -16,13 +16,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agent_tunix.models import attention_kernels, gemma3, kernels, lora, mesh, token_kernel
-from agent_tunix.models.attention_kernels import Rows
-from agent_tunix.models.gemma3 import Architecture, Segment, Weights
-from agent_tunix.models.heads import both_halves, rms_norm
-from agent_tunix.models.kernels import LEAST_RANK, LEAST_TILE, Product
+from agent_tunix.kernels import decode_attention, matmul
+from agent_tunix.kernels.decode_attention import Rows
+from agent_tunix.kernels.matmul import LEAST_RANK, LEAST_TILE, Product
+from agent_tunix.kernels.token import token_kernel
+from agent_tunix.models import lora, sharding
+from agent_tunix.models.families import gemma3
+from agent_tunix.models.families.gemma3 import Architecture, Segment, Weights
 from agent_tunix.models.lora import Adapters
-from agent_tunix.models.quantisation import Quantised
+from agent_tunix.models.norm_rope import both_halves, rms_norm
+from agent_tunix.models.quantization import Quantised
 from agent_tunix.types import pytree
 
 LARGEST_RANK = 128
@@ -72,17 +75,17 @@ def _way(weights: Weights, adapters: Adapters | None, arch: Architecture, sequen
 
 def _takes_kernels(weights: Weights) -> bool:
     """Whether the device has kernels for such weights, and room for their second layout."""
-    if mesh.several_devices() or kernels.capability() != kernels.HOPPER or weights.embed_VD.dtype != jnp.bfloat16:
+    if sharding.several_devices() or matmul.capability() != matmul.HOPPER or weights.embed_VD.dtype != jnp.bfloat16:
         return False
     if isinstance(weights.layers.q_proj, Quantised):
         return False
     held, layers = (sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(part)) for part in (weights, weights.layers))
-    return layout_fits(held, layers, kernels.memory_limit())
+    return layout_fits(held, layers, matmul.memory_limit())
 
 
 def _kernels_serve(weights: Weights, rank: int) -> bool:
     head_dim = weights.layers.q_norm.shape[-1]
-    if head_dim < LEAST_TILE or head_dim != kernels.power_of_two(head_dim):
+    if head_dim < LEAST_TILE or head_dim != matmul.power_of_two(head_dim):
         return False
     return rank <= LARGEST_RANK and _fills_blocks(weights, rank)
 
@@ -121,24 +124,24 @@ def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) 
     policies = lora.policies_of(adapters)
     lengths_P = prompt.positions_BS[:, -1] + 1
     B = len(lengths_P) * group
-    rank, tile = _filled_rank(adapters), kernels.row_tile(B // policies)
+    rank, tile = _filled_rank(adapters), matmul.row_tile(B // policies)
     few = policies % 2 == 0 and tile == LEAST_TILE and rank == LEAST_RANK
     sharing = 2 if few and _fills_blocks(weights, 2 * rank) else 1
     rows = -(-B // policies // tile) * tile
     products = {name: _product(weights, adapters, modules, sharing, rank) for name, modules in PRODUCTS.items()}
     layers = _layers(weights, products)
-    first_R = kernels.filled(jnp.repeat(lengths_P, group), policies, rows)
+    first_R = matmul.filled(jnp.repeat(lengths_P, group), policies, rows)
     one = jax.jit(_layer, static_argnames=("seen", "tile", "interpret"))
     static = {"tile": tile * sharing, "interpret": interpret}
     prompt_slots = prompt.keys_LBSKN.shape[2]
-    S = attention_kernels.whole_tiles(prompt_slots)
+    S = decode_attention.whole_tiles(prompt_slots)
     rotations = gemma3.rotations(arch, jnp.arange(prompt_slots + slots))
     angles = [x_TN for pair in rotations for x_TN in both_halves(*pair)]
     angles_TAN = jnp.stack(angles, axis=1)  # one array, so that looking up a token's angles is one kernel
 
     def read(cache, tokens_B, slot, done_B):
         del done_B  # what a finished sequence reads is of no use, and no one else sees it
-        x_RD = gemma3.embed(weights, arch, kernels.filled(tokens_B, policies, rows))
+        x_RD = gemma3.embed(weights, arch, matmul.filled(tokens_B, policies, rows))
         h_RD = rms_norm(x_RD, layers[0].norms["input_norm"], arch.norm_eps)
         places = angles_TAN[first_R + slot], jnp.asarray(slot, jnp.int32)[None], lengths_P
         norms = [*(layer.norms["input_norm"] for layer in layers[1:]), weights.final_norm_D]
@@ -151,27 +154,27 @@ def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) 
         return h_RD.reshape(policies, rows, -1)[:, : B // policies].reshape(B, -1), written
 
     kv = zip(prompt.keys_LBSKN, prompt.values_LBSKN, strict=True)
-    return [tuple(attention_kernels.cache(x_PSKN, policies * rows, slots) for x_PSKN in pair) for pair in kv], read
+    return [tuple(decode_attention.cache(x_PSKN, policies * rows, slots) for x_PSKN in pair) for pair in kv], read
 
 
 def _layer(x_RD, h_RD, layer, kv, places, next_norm_D, *, seen, tile, interpret):
     """The residual stream after a layer, and what the next reads of it; h is what this one reads."""
     (angles_RAN, slot_1, lengths_P), eps = places, seen.eps
     w, norms = layer.products, layer.norms
-    qkv_RHN = kernels.product(h_RD, w["qkv"], tile, interpret).reshape(len(x_RD), -1, kv[0].shape[-1])
+    qkv_RHN = matmul.product(h_RD, w["qkv"], tile, interpret).reshape(len(x_RD), -1, kv[0].shape[-1])
     heads = norms["q_norm"], norms["k_norm"]
-    *shares, kv = attention_kernels.attend(qkv_RHN, heads, angles_RAN, slot_1, lengths_P, kv, seen, interpret)
-    h_RE = attention_kernels.combine(*shares, interpret=interpret)
-    delta_ZRD = kernels.split_product(h_RE, w["output"], tile, interpret)
-    x_RD, h_RD = kernels.norm(x_RD, delta_ZRD, norms["post_attention_norm"], norms["pre_feedforward_norm"], eps, interpret)
-    h_RF = kernels.gated_product(h_RD, w["gate_up"], tile, interpret)
-    delta_ZRD = kernels.split_product(h_RF, w["down"], tile, interpret)
-    x_RD, h_RD = kernels.norm(x_RD, delta_ZRD, norms["post_feedforward_norm"], next_norm_D, eps, interpret)
+    *shares, kv = decode_attention.attend(qkv_RHN, heads, angles_RAN, slot_1, lengths_P, kv, seen, interpret)
+    h_RE = decode_attention.combine(*shares, interpret=interpret)
+    delta_ZRD = matmul.split_product(h_RE, w["output"], tile, interpret)
+    x_RD, h_RD = matmul.norm(x_RD, delta_ZRD, norms["post_attention_norm"], norms["pre_feedforward_norm"], eps, interpret)
+    h_RF = matmul.gated_product(h_RD, w["gate_up"], tile, interpret)
+    delta_ZRD = matmul.split_product(h_RF, w["down"], tile, interpret)
+    x_RD, h_RD = matmul.norm(x_RD, delta_ZRD, norms["post_feedforward_norm"], next_norm_D, eps, interpret)
     return x_RD, h_RD, kv
 
 
 def _filled_rank(adapters: Adapters | None) -> int:
-    return max(LEAST_RANK, kernels.power_of_two(lora.rank_of(adapters)))
+    return max(LEAST_RANK, matmul.power_of_two(lora.rank_of(adapters)))
 
 
 def _layers(weights: Weights, products: dict[str, Product]) -> list[_Layer]:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from agent_tunix.errors import UserError, unreadable
-from agent_tunix.models.gguf import GgufFile
-from agent_tunix.models.kaggle import is_orbax
+from agent_tunix.models.checkpoints.gguf import GgufFile
+from agent_tunix.models.checkpoints.orbax import is_orbax
 
 PAD, END, BEGIN, UNKNOWN, END_OF_TURN = "<pad>", "<eos>", "<bos>", "<unk>", "<end_of_turn>"
 START_OF_TURN = "<start_of_turn>"

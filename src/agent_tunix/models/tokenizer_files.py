@@ -8,8 +8,8 @@ from typing import Any
 
 from agent_tunix.errors import UserError
 from agent_tunix.models import tokenizer as tk
-from agent_tunix.models.gguf import CONTROL, USER_DEFINED, GgufFile
-from agent_tunix.models.kaggle import is_orbax
+from agent_tunix.models.checkpoints.gguf import CONTROL, USER_DEFINED, GgufFile
+from agent_tunix.models.checkpoints.orbax import is_orbax
 
 CONFIG, GENERATION = "tokenizer_config.json", "generation_config.json"
 TEMPLATES = {"chat_template.jinja", "chat_template.json"}

@@ -10,8 +10,8 @@ import pytest
 from agent_tunix.algorithm import optimizers, schedules
 from agent_tunix.algorithm.objectives import OBJECTIVES, Coefficients, LossForm, per_sequence, policy_loss
 from agent_tunix.engine.update import completion_logprobs
-from agent_tunix.models.huggingface import read_architecture
-from agent_tunix.models.weights import load_weights
+from agent_tunix.models.checkpoints.loading import load_weights
+from agent_tunix.models.checkpoints.safetensors import read_architecture
 from agent_tunix.types import Batch, Prompts
 
 pytestmark = pytest.mark.golden

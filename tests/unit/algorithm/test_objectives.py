@@ -16,8 +16,8 @@ from agent_tunix.algorithm import objectives
 from agent_tunix.algorithm.objectives import KL_ESTIMATORS, OBJECTIVES, Coefficients, LossForm, k3, sequence_means
 from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
+from agent_tunix.training.horizon import coefficients, loss_form
 from agent_tunix.types import Batch, Prompts
-from agent_tunix.workflows.plan import coefficients, loss_form
 
 LENGTHS = (4, 1, 3, 2)
 LONGEST = 6

@@ -61,7 +61,7 @@ def test_ours_and_the_users_own_need_no_word(run, traces):
     put(Path("mine.py"))
     load("mine.reward", OWN, traces)
     load("mine.reward", Origin(run, frozenset({"reward.functions.mine"})), traces)
-    load("agent_tunix.tasks.rewards.answer_correct", Origin(run), traces)
+    load("agent_tunix.environments.rewards.answer_correct", Origin(run), traces)
     assert traces == ["mine"]
 
 

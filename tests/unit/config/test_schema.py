@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from agent_tunix.config.load import keys, validate
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig, TrainingSection
-from agent_tunix.config.tuning import LrFindConfig, TuneConfig
+from agent_tunix.lab.tune.config import LrFindConfig, TuneConfig
 
 KINDS = (EvaluateConfig, ExportConfig, LrFindConfig, TuneConfig)
 TRAINING = {

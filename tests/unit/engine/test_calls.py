@@ -10,10 +10,10 @@ import pytest
 
 from agent_tunix.algorithm.objectives import Coefficients, LossForm
 from agent_tunix.algorithm.optimizers import Hyperparameters
-from agent_tunix.engine import ahead
+from agent_tunix.engine import ahead_of_time
 from agent_tunix.engine.batch import widened
 from agent_tunix.engine.calls import Logprobs, Sample, Update
-from agent_tunix.engine.rollout import Draw, Sampling
+from agent_tunix.engine.sampler import Draw, Sampling
 from agent_tunix.engine.update import init_state
 from agent_tunix.models.lora import Adapters
 from agent_tunix.types import Batch, Prompts
@@ -60,8 +60,8 @@ def test_what_needs_another_program_is_of_another_kind(request_of, static):
 def test_completions_that_all_runs_share_are_drawn_once(weights, arch, monkeypatch):
     """If only some do, all are drawn: the program of all is there already."""
     drawn = []
-    run = ahead.run
-    monkeypatch.setattr(ahead, "run", lambda program: drawn.append(len(program.arguments[1])) or run(program))
+    run = ahead_of_time.run
+    monkeypatch.setattr(ahead_of_time, "run", lambda program: drawn.append(len(program.arguments[1])) or run(program))
     sampling = Sampling(None, 1.0, 4, 1, (1,), 0, greedy=True)
     prompts = Prompts(jnp.full((2, 3), 7), jnp.tile(jnp.arange(3), (2, 1)))
 

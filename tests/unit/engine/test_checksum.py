@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from agent_tunix.engine.checksum import _sum, digest, summed
-from agent_tunix.models.mesh import mesh_of_sizes
+from agent_tunix.models.sharding import mesh_of_sizes
 
 
 def random(shape: tuple[int, ...], dtype: object = np.float32) -> np.ndarray:

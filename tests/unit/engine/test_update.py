@@ -12,9 +12,9 @@ from agent_tunix.algorithm import optimizers
 from agent_tunix.algorithm.objectives import Coefficients, LossForm, per_sequence, policy_loss
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine import update as update_module
-from agent_tunix.engine.guard import fault_of
 from agent_tunix.engine.update import batch_logprobs, completion_logprobs, init_state
 from agent_tunix.models.lora import Adapters
+from agent_tunix.training.guard import fault_of
 from agent_tunix.types import Batch, Prompts
 
 TEMPERATURE, EPSILON, BETA = 0.8, 0.2, 0.5

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agent_tunix.models import attention_kernels, decoding, gemma3, kernels, lora
+from agent_tunix.kernels import decode_attention, matmul
+from agent_tunix.models import decoding, lora
+from agent_tunix.models.checkpoints.loading import init_weights
+from agent_tunix.models.families import gemma3
 from agent_tunix.models.lora import Adapters
-from agent_tunix.models.weights import init_weights
 from agent_tunix.types import Prompts
 
 POLICIES, GROUP, STEPS = 4, 3, 7
@@ -75,7 +77,7 @@ def token_by_token(weights, arch):
             return jax.lax.scan(next_token, written, (tokens_BC.T, jnp.arange(STEPS)))[1]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(attention_kernels, "KEY_TILE", 4)
+            patch.setattr(decode_attention, "KEY_TILE", 4)
             return np.asarray(hidden(adapters, prompts, tokens_BC)).swapaxes(0, 1)
 
     return read_all
@@ -152,8 +154,8 @@ def test_kernels_are_given_heads_that_they_can_hold(width, served, arch):
 def test_kernels_read_layers_for_which_a_device_has_room_twice(missing, monkeypatch, arch):
     weights = jax.eval_shape(lambda: init_weights(jax.random.key(0), arch, jnp.bfloat16))
     held = sum(2 * x.size for part in (weights, weights.layers) for x in jax.tree.leaves(part))
-    monkeypatch.setattr(kernels, "capability", lambda: kernels.HOPPER)
-    monkeypatch.setattr(kernels, "memory_limit", lambda: (held - missing) / decoding.ROOM)
+    monkeypatch.setattr(matmul, "capability", lambda: matmul.HOPPER)
+    monkeypatch.setattr(matmul, "memory_limit", lambda: (held - missing) / decoding.ROOM)
     assert decoding._takes_kernels(weights) is not bool(missing)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agent_tunix.models.gemma3 import forward
+from agent_tunix.models.families.gemma3 import forward
 from agent_tunix.models.lora import (
     ATTENTION,
     FEED_FORWARD,
@@ -23,7 +23,7 @@ from agent_tunix.models.lora import (
     strange_words,
     unadapted,
 )
-from agent_tunix.models.quantisation import Quantised
+from agent_tunix.models.quantization import Quantised
 
 
 @partial(jax.jit, static_argnames="arch")

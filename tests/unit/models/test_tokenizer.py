@@ -11,10 +11,10 @@ from sentencepiece import sentencepiece_model_pb2 as pb
 from tokenizers import Tokenizer as Backend
 
 from agent_tunix.errors import UserError
-from agent_tunix.models.sources import find_checkpoint
+from agent_tunix.models.chat import chat_prompt
+from agent_tunix.models.checkpoints.hub import find_checkpoint
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.models.tokenizer_files import CHAT_TEMPLATE, tokenizer_files
-from agent_tunix.tasks.prompts import chat_prompt
 
 TEXTS = [
     "ann has 12 pears and bob has 30",

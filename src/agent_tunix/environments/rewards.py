@@ -1,0 +1,196 @@
+"""Reward functions: pure, one completion at a time, from 0 to 1; `conf/reward` gives each its weight.
+
+A user's own function has the same signature, `(prompt, completion, answer) -> float`, and is named by its import path:
+`+reward.functions.mine=my_module.my_reward`.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from agent_tunix.config import imports
+from agent_tunix.config.imports import OWN, Origin
+from agent_tunix.environments import answers
+from agent_tunix.environments.reward_process import CallStopped, RewardProcess, Row
+from agent_tunix.errors import DivergenceError, UserError
+from agent_tunix.models.chat import ANSWER, REASONING
+
+REWARD_FAULT = "the reward function"  # how a divergence by a reward begins; a mistake in a function has a capital there
+TAKEN = ("mean", "std")  # names of metrics under reward/
+LARGEST = 1e18  # size of a reward: the spread of a group is made of squares in float32
+SHOWN = 1000  # characters of a completion in a message
+TAKES = ["prompt", "completion", "answer"]
+Notice = Callable[[str], None]
+RewardFunction = Callable[[str, str, str], float]
+
+
+def format_exact(prompt: str, completion: str, answer: str) -> float:
+    """1 for reasoning, then answer, each in its tags, and nothing else."""
+    return float(answers.well_formed(completion))
+
+
+def format_approximate(prompt: str, completion: str, answer: str) -> float:
+    """The share of the four tags that appear exactly once."""
+    tags = REASONING + ANSWER
+    return sum(completion.count(tag) == 1 for tag in tags) / len(tags)
+
+
+def answer_correct(prompt: str, completion: str, answer: str) -> float:
+    """1 if the completion is well formed and its answer block states the truth."""
+    found = answers.tagged_answer(completion)
+    return float(found is not None and answers.well_formed(completion) and answers.same_answer(found, answer))
+
+
+def number_in_answer(prompt: str, completion: str, answer: str) -> float:
+    """1 if the number in an answer block is right, whatever the rest of the completion looks like."""
+    found = answers.tagged_answer(completion)
+    return float(found is not None and answers.same_numbers(found, answer))
+
+
+class Scorer:
+    """The weighted sum of named reward functions, each call of which may take so many seconds."""
+
+    def __init__(
+        self,
+        functions: Mapping[str, str],
+        weights: Mapping[str, float],
+        origin: Origin = OWN,
+        notice: Notice = print,
+        timeout: float | None = None,
+    ):
+        _refuse_taken(functions)
+        self.weights = {name: weights.get(name, 1.0) for name in functions}
+        self.functions: dict[str, RewardFunction] = {}
+        self._process = None
+        if timeout is None:
+            self.functions = {name: load_function(name, path, origin, notice) for name, path in functions.items()}
+        else:
+            self._process = RewardProcess(functions, origin, notice, timeout)
+
+    def weighing(self, weights: Mapping[str, float]) -> Scorer:
+        """The same functions with other weights."""
+        other = copy.copy(self)
+        other.weights = {name: weights.get(name, 1.0) for name in self.weights}
+        return other
+
+    def __call__(self, prompts: list[str], completions: list[str], truths: list[str]) -> dict[str, np.ndarray]:
+        """Every function's value for every completion, unweighted."""
+        rows = list(zip(prompts, completions, truths, strict=True))
+        return {name: np.array(self._values(name, rows), np.float32) for name in self.weights}
+
+    def total(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The reward itself."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = np.asarray(sum(self.weights[name] * value for name, value in values.items()), np.float32)
+        if (wrong := total[~(abs(total) <= LARGEST)]).size:
+            raise DivergenceError(f"{REWARD_FAULT}s with their weights sum up to {wrong[0]:g}, not within +-{LARGEST:g}")
+        return total
+
+    def _values(self, name: str, rows: list[Row]) -> list[float]:
+        if self._process is None:
+            return [value_of(name, self.functions[name], *row) for row in rows]
+        try:
+            return self._process.values(name, rows)
+        except CallStopped as fault:
+            _, completion, truth = fault.row
+            remedy = "Mend the function, give it more time by reward.timeout"
+            raise _mistake(name, str(fault), completion, truth, remedy) from None
+
+
+def value_of(name: str, function: RewardFunction, prompt: str, completion: str, truth: str) -> float:
+    """What a reward function gives to a completion; whatever it raises is a mistake that the user is told of."""
+    try:
+        returned = function(prompt, completion, truth)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as fault:  # some libraries raise what is no Exception to say that something failed
+        raise _mistake(name, f"raised {type(fault).__name__}: {fault}{_where(fault)}", completion, truth) from fault
+    try:
+        with np.errstate(over="ignore"):
+            value = float(np.float32(float(returned)))
+    except Exception as fault:  # whatever a value that is no number may raise
+        said = f"returned a {type(returned).__name__}, not a number ({type(fault).__name__}: {fault})"
+        raise _mistake(name, said, completion, truth) from fault
+    if not math.isfinite(value):
+        on = f"the completion {shortened(completion)!r} (answer {truth!r})"
+        raise DivergenceError(f"{REWARD_FAULT} '{name}' returned {value} on {on}")
+    return value
+
+
+def _mistake(name: str, said: str, completion: str, truth: str, remedy: str = "Mend the function") -> UserError:
+    return UserError(
+        f"The reward function '{name}' {said}\n"
+        f"on the completion {shortened(completion)!r} (answer {truth!r}).\n"
+        f"{remedy}, or train without reward.functions.{name}."
+    )
+
+
+def shortened(completion: str) -> str:
+    """The beginning and the end of a long text."""
+    left_out = len(completion) - SHOWN
+    return completion if left_out <= 0 else f"{completion[: SHOWN // 2]} [{left_out} characters] {completion[-SHOWN // 2 :]}"
+
+
+def _where(fault: BaseException) -> str:
+    """The line of the function's own file at which it failed; the first frame is that of its caller here."""
+    frames = traceback.extract_tb(fault.__traceback__)[1:]
+    own = [frame for frame in frames if frame.filename == frames[0].filename]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+
+
+def is_fault_of_reward(fault: str) -> bool:
+    """Whether a run diverged by a reward that is not a finite number, for which no learning rate is to blame."""
+    return fault.startswith(REWARD_FAULT)
+
+
+def foreseen(functions: Mapping[str, str], origin: Origin) -> list[str]:
+    """As for a `Scorer`, less what a run's folder names: that is not imported, and what is said of it is returned."""
+    _refuse_taken(functions)
+    notes = []
+    for name, path in functions.items():
+        if file := origin.saved_in(_key(name), path):
+            imports.find_elsewhere(_key(name), path, file)
+            notes.append(f"training imports {path}, named by {file}; the plan does not")
+        else:
+            load_function(name, path)
+    return notes
+
+
+def load_function(name: str, path: str, origin: Origin = OWN, notice: Notice = print) -> RewardFunction:
+    """Imports `package.module.function`; modules in the working directory are found, unless a run's folder names them."""
+    key = _key(name)
+    wanted = "a function (prompt, completion, answer) -> float, as in my_module.my_reward"
+    function = imports.load(key, path, wanted, origin, notice)
+    if not callable(function):
+        raise UserError(f"{key}={path} is not a function.")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some that are not written in Python do not say what they take
+        signature = None
+    try:
+        if signature:
+            signature.bind("", "", "")
+    except TypeError as fault:
+        raise UserError(f"{key}={path} takes {signature}; a reward is called with (prompt, completion, answer).") from fault
+    if (file := origin.saved_in(key, path)) and [*(signature.parameters if signature else ())][:3] != TAKES:
+        raise UserError(
+            f"{key}={path}, named by {file}, is not called: its parameters are not those of a reward (prompt, completion,\n"
+            f"answer), so the texts of the run may have it do anything. If you trust it, give {key}={path} yourself."
+        )
+    return function
+
+
+def _refuse_taken(names: Iterable[str]) -> None:
+    if taken := [name for name in names if name in TAKEN]:
+        raise UserError(f"reward.functions.{taken[0]}: the metric reward/{taken[0]} is taken; choose another name.")
+
+
+def _key(name: str) -> str:
+    return f"reward.functions.{name}"

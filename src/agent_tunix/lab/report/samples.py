@@ -1,0 +1,85 @@
+"""Completions from early to late in a run, side by side, so that one can read what was learnt."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agent_tunix.lab.doctor.records import finite
+from agent_tunix.training.run_folder import Record, read_records
+
+COLUMNS = 5
+OFTEN = 3  # steps that must show the same prompt before others are left out for it
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    text: str
+    reward: float | None
+    rewards: dict[str, float]
+    advantage: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """What one step made of a prompt."""
+
+    step: int
+    prompt: str
+    answer: str
+    completions: list[Completion]
+
+
+def columns(folder: Path) -> list[Column]:
+    """A few steps, evenly spaced from the first to the last; of one prompt where it came again and again."""
+    by_step: dict[int, list[Record]] = defaultdict(list)
+    for record in read_records(folder / "samples.jsonl"):
+        if finite(record.get("step")) and isinstance(record.get("completion"), str):
+            by_step[int(record["step"])].append(record)
+    steps = _same_prompt(by_step) or sorted(by_step)
+    last = len(steps) - 1
+    picked = sorted({round(i * last / (COLUMNS - 1)) for i in range(COLUMNS)}) if steps else []
+    return [_column(steps[i], by_step[steps[i]]) for i in picked]
+
+
+def _same_prompt(by_step: Mapping[int, Sequence[Record]]) -> list[int]:
+    """The steps of the prompt that came most often, if that was often enough."""
+    seen: dict[str, list[int]] = defaultdict(list)
+    for step in sorted(by_step):
+        seen[str(by_step[step][0].get("prompt"))].append(step)
+    most = max(seen.values(), key=len, default=[])
+    return most if len(most) >= OFTEN else []
+
+
+def _column(step: int, records: Sequence[Record]) -> Column:
+    first = records[0]
+    return Column(step, str(first.get("prompt", "")), str(first.get("answer", "")), [_completion(r) for r in records])
+
+
+def _completion(record: Record) -> Completion:
+    rewards = record.get("rewards")
+    named = {str(k): float(v) for k, v in rewards.items() if finite(v)} if isinstance(rewards, dict) else {}
+    return Completion(record["completion"], _number(record.get("reward")), named, _number(record.get("advantage")))
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and finite(value) else None
+
+
+def shortened(found: Sequence[Column], most: int) -> list[Column]:
+    """Columns with texts of at most so many characters, so that a page stays small."""
+
+    def cut(text: str) -> str:
+        return text if len(text) <= most else f"{text[:most]} ... ({len(text) - most} more characters)"
+
+    return [
+        dataclasses.replace(
+            column,
+            prompt=cut(column.prompt),
+            answer=cut(column.answer),
+            completions=[dataclasses.replace(one, text=cut(one.text)) for one in column.completions],
+        )
+        for column in found
+    ]

@@ -1,0 +1,169 @@
+"""`agent-tunix watch <folder>`: the report, served to this machine alone and kept up to date while training runs.
+
+A thread answers each request with a page made from the folder as it is then. Two paths are served and nothing is written.
+Requests under another host's name are refused: a page elsewhere could have pointed its own name at this machine.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+import threading
+from collections.abc import Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rich.console import Console
+
+from agent_tunix.errors import UserError
+from agent_tunix.lab.report.contents import contents, kind_of
+from agent_tunix.lab.report.page import data_of, page_of
+from agent_tunix.lab.report.verdict import Verdict
+from agent_tunix.training.progress import say
+from agent_tunix.training.run_folder import Record
+
+USAGE = "usage: agent-tunix watch <run, sweep or tune folder> [--port N]"
+HOST, PORT, TRIES = "127.0.0.1", 8265, 20
+RUN_FILES = ("config.yaml", "metrics.jsonl", "evals.jsonl", "samples.jsonl", "summary.json", "lr_find.json")
+READ = (*RUN_FILES, "sweep.json", "tune.json", "best.yaml")
+
+
+def main(arguments: Sequence[str], console: Console) -> None:
+    """Reads the command line and serves until Ctrl-C."""
+    if {"--help", "-h"} & set(arguments):
+        print(USAGE)
+        return
+    folder, port = _parsed(list(arguments))
+    with open_server(folder, port) as server:
+        say(console, f"{folder} is shown at http://{HOST}:{server.server_port}/ (Ctrl-C ends it)")
+        if not folder.exists():
+            say(console, "There is no such folder yet: the page fills once a run begins there.")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            console.print("")
+
+
+def _parsed(arguments: list[str]) -> tuple[Path, int | None]:
+    port = None
+    if "--port" in arguments:
+        at = arguments.index("--port")
+        value = arguments[at + 1] if at + 1 < len(arguments) else ""
+        if not value.isdecimal() or not 1 <= int(value) <= 65535:
+            raise UserError(f"--port {value}: a number from 1 to 65535 is needed.\n{USAGE}")
+        port = int(value)
+        del arguments[at : at + 2]
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise UserError(USAGE)
+    folder = Path(arguments[0])
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is not a folder.\n{USAGE}")
+    return folder, port
+
+
+def open_server(folder: Path, port: int | None) -> Server:
+    """A server on the port asked for, or on the first that is free."""
+    for number in [port] if port is not None else range(PORT, PORT + TRIES):
+        try:
+            return Server(folder, number)
+        except OSError as fault:
+            if fault.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+    tried = f"Port {port}" if port is not None else f"Every port from {PORT} to {PORT + TRIES - 1}"
+    raise UserError(f"{tried} is in use or not allowed. Choose another: agent-tunix watch {folder} --port <number>")
+
+
+class Server(ThreadingHTTPServer):
+    """Knows the folder and remembers what it last said of it."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, port: int):
+        self._folder, self._lock = folder, threading.Lock()
+        self._seen: object = None
+        self._record: Record = {}
+        super().__init__((HOST, port), Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle of an answer is no fault."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+    def record(self) -> Record:
+        """What the report says now; read anew only when a file has changed, and by one thread at a time."""
+        with self._lock:
+            seen = _footprint(self._folder)
+            if seen != self._seen:
+                self._record, self._seen = latest(self._folder), seen
+            return self._record
+
+
+def latest(folder: Path) -> Record:
+    """The report's record, or one that says what is waited for."""
+    try:
+        if kind_of(folder) is not None:
+            return contents(folder)
+        said = f"There is no run, sweep or tune in {folder} yet. This page fills when training begins to write there."
+        if inside := [path for path in _folders(folder) if kind_of(path) is not None]:
+            said = f"{folder} is neither a run nor a sweep, but holds some: watch one of them, as in {inside[-1]}."
+    except (UserError, OSError) as mistake:  # a folder may be moved while it is read
+        said = f"It cannot be read yet: {mistake}"
+    waiting = Verdict("going", "Waiting", said)
+    return {"kind": "folder", "name": folder.name, "verdict": vars(waiting), "tiles": [], "sections": [], "settings": []}
+
+
+def _footprint(folder: Path) -> object:
+    """Times and sizes of the files that a report reads: of a run, of a sweep's jobs, of the jobs of a tune's stages."""
+    below = _folders(folder)
+    jobs = [job for stage in below for job in _folders(stage)]
+    return [_stat(place / name) for place in [folder, *below, *jobs] for name in READ]
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir() and path.name not in ("checkpoints", "tensorboard"))
+    except OSError:  # it is not there yet, or no more
+        return []
+
+
+def _stat(path: Path) -> tuple[str, int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return str(path), stat.st_mtime_ns, stat.st_size
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    server_version, sys_version = "agent-tunix", ""
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        if (self.headers.get("Host") or "").partition(":")[0].lower() not in (HOST, "localhost"):
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain", "This page is served to this machine alone.\n")
+        elif path == "/":
+            self._answer(HTTPStatus.OK, "text/html", page_of(self.server.record(), live=True))
+        elif path == "/data.json":
+            self._answer(HTTPStatus.OK, "application/json", data_of(self.server.record() | {"live": True}))
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", "Only / and /data.json are served.\n")
+
+    do_HEAD = do_GET
+
+    def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Requests come every two seconds; a line for each would bury what matters."""

@@ -1,0 +1,108 @@
+"""Where weights come from: what `model.weights` means, and what to do when the weights cannot be found or downloaded."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+
+from agent_tunix.errors import UserError
+from agent_tunix.models.checkpoints.orbax import find_orbax
+from agent_tunix.models.tokenizer_files import COPIED
+
+PACKAGED, KAGGLE = "package:", "kaggle:"
+REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+# All that a checkpoint needs to be loaded, and what an export copies along with it.
+WANTED = ("config.json", "*.safetensors", "*.safetensors.index.json", *COPIED)
+LOCAL = "model.weights=<folder> or <file.gguf> takes weights that were downloaded before."
+QUICK = "No weights are needed for the quick test, which runs on any CPU:\n  agent-tunix train +experiment=quick_test"
+
+
+def find_checkpoint(source: str) -> Path:
+    """The local folder or .gguf file that `model.weights` means; raises UserError where there is none within reach."""
+    if source.startswith(PACKAGED):
+        return Path(__file__).parents[1] / source.removeprefix(PACKAGED)
+    if source.startswith(KAGGLE):
+        return _from_kaggle(source)
+    path = Path(os.path.expanduser(source))  # as it is, where there is no such user
+    if path.is_dir():
+        _refuse_run(path, source)
+        return find_orbax(path) or path
+    if path.is_file():
+        if path.suffix == ".gguf":
+            return path
+        raise UserError(f"model.weights={source} is a file; give the folder it lies in, or a .gguf file.")
+    if not is_remote(source):
+        raise UserError(
+            f"model.weights={source}: there is no such folder or .gguf file ({path.absolute()}), and it is not a repository "
+            "id (owner/name)."
+        )
+    return _from_hub(source)
+
+
+def _refuse_run(folder: Path, source: str) -> None:
+    """Says what to do with the folder of a run, or of its checkpoints, which are no base model."""
+    path = folder.resolve()
+    for run in (path, *(above.parent for above in (path, *path.parents) if above.name == "checkpoints")):
+        if (run / "metrics.jsonl").exists():
+            raise UserError(
+                f"model.weights={source} is what a run has learnt, not a base model: training.init_from={run} goes on from\n"
+                f"it, and `agent-tunix export run={run} format=merged` makes a model of it."
+            )
+
+
+def is_remote(source: str) -> bool:
+    """Whether it names weights to be downloaded, from Kaggle or from a repository of the hub."""
+    path = Path(os.path.expanduser(source))
+    named = REPOSITORY.fullmatch(source) is not None and path.suffix != ".gguf"
+    return source.startswith(KAGGLE) or (named and not path.exists())
+
+
+def _from_hub(repository: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repository, allow_patterns=list(WANTED), etag_timeout=5))
+    except Exception as fault:
+        here = f"There is no folder {Path(repository).absolute()} either."  # for which a relative path was perhaps meant
+        raise UserError(f"model.weights={repository}: {_hub_advice(repository, fault)}\n{here} {LOCAL}\n{QUICK}") from fault
+
+
+def _hub_advice(repository: str, fault: Exception) -> str:
+    """What went wrong on the Hugging Face hub and what to do about it, most telling fault first."""
+    from huggingface_hub import errors
+
+    page = f"https://huggingface.co/{repository}"
+    if isinstance(fault, errors.GatedRepoError):
+        return f"the repository is gated. Accept its licence at {page}, then `hf auth login` and run again."
+    if isinstance(fault, errors.RepositoryNotFoundError):
+        return "the Hugging Face hub has no such repository, or it is private: check the name, or `hf auth login`."
+    if isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full. Free some space, or set HF_HOME to a folder on a larger disk."
+    if isinstance(fault, PermissionError):
+        return f"the download folder cannot be written ({fault}). Set HF_HOME to a folder of yours."
+    if isinstance(fault, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled | ConnectionError | TimeoutError):
+        return (
+            "it has not been downloaded before, and the Hugging Face hub cannot be reached from here.\n"
+            f"Where there is a network: accept the licence at {page}, then `hf auth login` and run again."
+        )
+    first = (str(fault).splitlines() or [""])[0]
+    return f"the download failed ({type(fault).__name__}: {first}). Run again: it goes on where it stopped."
+
+
+def _from_kaggle(source: str) -> Path:
+    handle = source.removeprefix(KAGGLE)
+    try:
+        import kagglehub
+    except ImportError as fault:
+        raise UserError(f"model.weights={source} needs kagglehub: pip install 'agent-tunix[kaggle]'.") from fault
+    try:
+        folder = Path(kagglehub.model_download(handle))
+    except Exception as fault:
+        raise UserError(
+            f"model.weights={source}: Kaggle did not provide it ({type(fault).__name__}: {fault}).\n"
+            f"Accept the licence at https://www.kaggle.com/models/{handle} and put your API token where kagglehub looks.\n"
+            f"{LOCAL}\n{QUICK}"
+        ) from fault
+    return find_orbax(folder) or folder

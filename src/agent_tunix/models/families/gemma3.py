@@ -1,0 +1,223 @@
+"""The Gemma 3 text architecture (Gemma Team, 2025, arXiv:2503.19786), one implementation for all sizes.
+
+Grouped-query attention with normalised queries and keys, four RMSNorms a layer, GeGLU, five sliding-window layers to one
+global layer with their own RoPE bases, and an embedding scaled by sqrt(D) that is tied to the output head.
+
+Layers are stacked along a leading axis and run under `lax.scan`. What was read before is passed as segments of keys and
+values (`past`). A segment with fewer rows than the queries is shared by neighbouring rows: a prompt is read once and serves
+its whole group, in the rollout and, with gradients, in the update. Positions decide everything else: -1 marks padding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agent_tunix.models.attention import Lengths, Reach, attend, attend_groups, attend_to, places_of_groups
+from agent_tunix.models.gating import gated
+from agent_tunix.models.low_rank import adapted
+from agent_tunix.models.norm_rope import Placing, rms_norm
+from agent_tunix.models.quantization import Matrix, dequantise
+from agent_tunix.models.sharding import cut
+from agent_tunix.types import Prompts, pytree
+
+if TYPE_CHECKING:
+    from agent_tunix.models.lora import Adapters
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """The numbers that tell one Gemma 3 from another; hashable, so it is a compile-time constant."""
+
+    vocab_size: int
+    num_layers: int
+    embed_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_dim: int
+    sliding_window: int
+    global_every: int
+    query_scale: float
+    rope_local_base: float
+    rope_global_base: float
+    rope_global_factor: float
+    norm_eps: float
+
+    def is_global(self) -> np.ndarray:
+        """For each layer, whether it attends to everything before it."""
+        return np.arange(1, self.num_layers + 1) % self.global_every == 0
+
+
+@pytree
+class Layers:
+    """The weights of all layers, stacked; matrices are [L, in, out], or quantised."""
+
+    input_norm: jax.Array
+    q_proj: Matrix
+    k_proj: Matrix
+    v_proj: Matrix
+    o_proj: Matrix
+    q_norm: jax.Array
+    k_norm: jax.Array
+    post_attention_norm: jax.Array
+    pre_feedforward_norm: jax.Array
+    gate_proj: Matrix
+    up_proj: Matrix
+    down_proj: Matrix
+    post_feedforward_norm: jax.Array
+
+
+@pytree
+class Weights:
+    embed_VD: jax.Array
+    layers: Layers
+    final_norm_D: jax.Array
+
+
+@pytree
+class Segment:
+    """Keys and values of tokens already read, with their positions; -1 is a slot not (yet) in use."""
+
+    keys_LBSKN: jax.Array
+    values_LBSKN: jax.Array
+    positions_BS: jax.Array
+
+
+def forward(
+    weights: Weights,
+    adapters: Adapters | None,
+    arch: Architecture,
+    tokens_BT: jax.Array,
+    positions_BT: jax.Array,
+    past: tuple[Segment, ...] = (),
+) -> tuple[jax.Array, Segment]:
+    """Reads tokens after `past`; returns the normalised hidden states and the segment these tokens make."""
+    past_kv = tuple((segment.keys_LBSKN, segment.values_LBSKN) for segment in past)
+
+    def read(q_BTHN, k_BTKN, v_BTKN, placing, past_kv, reach):
+        q_BTHN, k_BTKN = placing(q_BTHN, k_BTKN)
+        kept = k_BTKN, v_BTKN
+        if not past:
+            return attend(q_BTHN, *kept, positions_BT, reach), kept
+        segments = [(k, v, segment.positions_BS) for (k, v), segment in zip(past_kv, past, strict=True)]
+        return attend_to(q_BTHN, positions_BT, [*segments, (*kept, positions_BT)], reach), kept
+
+    # With many tokens a device reads its own rows and is sent all weights; with one token, all rows with its own weights.
+    stream = ("fsdp", None, None) if tokens_BT.shape[1] > 1 else (None, None, "fsdp")
+    hidden_BTD, (keys, values) = _through(weights, adapters, arch, tokens_BT, positions_BT, stream, past_kv, read)
+    return hidden_BTD, Segment(keys, values, positions_BT)
+
+
+def forward_groups(
+    weights: Weights, adapters: Adapters | None, arch: Architecture, prompts: Prompts, tokens_BC, positions_BC
+) -> tuple[jax.Array, jax.Array]:
+    """Hidden states of prompts, [P, S, D], and of their completions, [B, C, D], which share every product of a layer.
+
+    A prompt and its group are one row, so that the rows of a policy lie together, and those of a device.
+    """
+    P, S = prompts.tokens_PS.shape
+    lengths = Lengths(S, len(tokens_BC) // P)
+    tokens = jnp.concatenate([prompts.tokens_PS, tokens_BC.reshape(P, -1)], axis=1)
+    positions = jnp.concatenate([prompts.positions_PS, positions_BC.reshape(P, -1)], axis=1)
+
+    def read(q, k, v, placing, _, reach):
+        return attend_groups(q, k, v, positions, lengths, placing, reach), None
+
+    queries = jax.ShapeDtypeStruct((*tokens.shape, arch.num_heads, arch.head_dim), weights.embed_VD.dtype)
+    places = places_of_groups(queries, positions, lengths)
+    hidden, _ = _through(weights, adapters, arch, tokens, places, ("fsdp", None, None), (), read)
+    return lengths.apart(hidden)
+
+
+def _through(weights, adapters, arch: Architecture, tokens_BT, places_BT, stream, past_kv, read):
+    """Tokens through all layers: normalised hidden states, and what `read` keeps of every layer.
+
+    `read` is given queries and keys as they come from their products, and the `Placing` that norms and rotates them.
+    """
+    x_BTD = cut(embed(weights, arch, tokens_BT), *stream)
+    of_layers = rotations(arch, places_BT[..., None])
+
+    @jax.checkpoint
+    def layer(x_BTD, per_layer):
+        w, lora, is_global, past_kv = per_layer
+        cos, sin = jax.tree.map(lambda near, far: jnp.where(is_global, far, near), *of_layers)
+
+        h_BTD = rms_norm(x_BTD, w.input_norm, arch.norm_eps)
+        q_BTHN = _heads(_project(h_BTD, w.q_proj, lora.get("q_proj")), arch.num_heads)
+        k_BTKN = _heads(_project(h_BTD, w.k_proj, lora.get("k_proj")), arch.num_kv_heads)
+        v_BTKN = _heads(_project(h_BTD, w.v_proj, lora.get("v_proj")), arch.num_kv_heads)
+        placing = Placing(w.q_norm, w.k_norm, cos, sin, arch.norm_eps, arch.query_scale)
+        h_BTE, kept = read(q_BTHN, k_BTKN, v_BTKN, placing, past_kv, Reach(is_global, arch.sliding_window))
+        h_BTD = _project(h_BTE, w.o_proj, lora.get("o_proj"))
+        x_BTD = cut(x_BTD + rms_norm(h_BTD, w.post_attention_norm, arch.norm_eps), *stream)
+
+        h_BTD = rms_norm(x_BTD, w.pre_feedforward_norm, arch.norm_eps)
+        gate_BTF = _project(h_BTD, w.gate_proj, lora.get("gate_proj"))
+        up_BTF = _project(h_BTD, w.up_proj, lora.get("up_proj"))
+        h_BTF = cut(gated(gate_BTF, up_BTF), stream[0], None, "tp")
+        h_BTD = _project(h_BTF, w.down_proj, lora.get("down_proj"))
+        x_BTD = cut(x_BTD + rms_norm(h_BTD, w.post_feedforward_norm, arch.norm_eps), *stream)
+        return x_BTD, kept
+
+    lora = adapters.by_module() if adapters is not None else {}
+    x_BTD, kept = jax.lax.scan(layer, x_BTD, (weights.layers, lora, arch.is_global(), past_kv))
+    return rms_norm(x_BTD, weights.final_norm_D, arch.norm_eps), kept
+
+
+def embed(weights: Weights, arch: Architecture, tokens: jax.Array) -> jax.Array:
+    x = weights.embed_VD[tokens]
+    return x * jnp.asarray(math.sqrt(arch.embed_dim), x.dtype)
+
+
+def unembed(weights: Weights, hidden: jax.Array) -> jax.Array:
+    """Float32 logits over the vocabulary, by the transposed embedding."""
+    return jnp.einsum("...d,vd->...v", hidden, weights.embed_VD, preferred_element_type=jnp.float32)
+
+
+def empty_segment(arch: Architecture, batch: int, slots: int, dtype: jnp.dtype) -> Segment:
+    """Room for `slots` tokens of `batch` sequences, none of them in use."""
+    shape = (arch.num_layers, batch, slots, arch.num_kv_heads, arch.head_dim)
+    return _cut(Segment(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.full((batch, slots), -1, jnp.int32)))
+
+
+def write_segment(segment: Segment, new: Segment, slot: jax.Array) -> Segment:
+    """Puts the tokens of `new` into `segment` from `slot` on."""
+    written = Segment(
+        jax.lax.dynamic_update_slice_in_dim(segment.keys_LBSKN, new.keys_LBSKN, slot, axis=2),
+        jax.lax.dynamic_update_slice_in_dim(segment.values_LBSKN, new.values_LBSKN, slot, axis=2),
+        jax.lax.dynamic_update_slice_in_dim(segment.positions_BS, new.positions_BS, slot, axis=1),
+    )
+    return _cut(written)
+
+
+def _cut(segment: Segment) -> Segment:
+    keys, values = (cut(array, None, "fsdp", None, "tp") for array in (segment.keys_LBSKN, segment.values_LBSKN))
+    return Segment(keys, values, cut(segment.positions_BS, "fsdp"))
+
+
+def _project(x: jax.Array, weight: Matrix, lora: tuple[jax.Array, jax.Array] | None) -> jax.Array:
+    """x W, plus the low-rank x A B where the module has an adapter (Hu et al., 2021)."""
+    w = dequantise(weight, x.dtype)
+    return x @ w if lora is None else adapted(x, w, *lora)
+
+
+def _heads(x: jax.Array, heads: int) -> jax.Array:
+    """[B, T, heads, N]; a device has whole heads, all of them where there are too few to go round."""
+    return cut(x.reshape(*x.shape[:-1], heads, -1), "fsdp", None, "tp")
+
+
+def rotations(arch: Architecture, positions: jax.Array) -> tuple[tuple[jax.Array, jax.Array], ...]:
+    """(cos, sin) of every angle of RoPE (Su et al., 2021), for local and for global layers; angles are a new last axis."""
+
+    def angles(base: float, factor: float) -> tuple[jax.Array, jax.Array]:
+        exponent = jnp.arange(0, arch.head_dim, 2, dtype=jnp.float32) / arch.head_dim
+        angle = positions[..., None] / (factor * base**exponent)
+        return jnp.cos(angle), jnp.sin(angle)
+
+    return angles(arch.rope_local_base, 1.0), angles(arch.rope_global_base, arch.rope_global_factor)

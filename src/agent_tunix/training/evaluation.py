@@ -1,0 +1,251 @@
+"""Evaluation: how many held-out problems a policy solves.
+
+    accuracy          well formed, and the answer block holds the truth
+    partial_accuracy  the answer block's number is within 10 % of the truth
+    format_accuracy   reasoning and answer in their tags, nothing else
+    lenient_accuracy  as accuracy, or the last number anywhere is the truth
+
+With several passes, also the accuracy of the majority's answer and pass@k, the share of problems solved by at least one
+of k completions (the unbiased estimate of Chen et al., 2021, arXiv:2107.03374).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from agent_tunix.config.load import validate
+from agent_tunix.config.resumed import made_of
+from agent_tunix.config.schema import Config, EvaluateConfig
+from agent_tunix.engine.engine import Engine
+from agent_tunix.engine.random_keys import Purpose, step_key
+from agent_tunix.engine.sampler import Sampling
+from agent_tunix.environments import answers, rewards
+from agent_tunix.environments.stream import Example, batches
+from agent_tunix.errors import UserError
+from agent_tunix.models.lora import Policy, Trainable
+from agent_tunix.training import loading
+from agent_tunix.training.data import (
+    load_examples,
+    prompt_width,
+    refuse_unknown_tokens,
+    same_set,
+    set_name,
+    warn_of_trained_on,
+)
+from agent_tunix.training.progress import say
+from agent_tunix.training.rollouts import complete
+from agent_tunix.training.run_folder import Record, run_folder
+from agent_tunix.training.setup import engine_of
+
+ASKED = ("run", "step", "inference_config", "num_passes", "evaluation", "seed", "data")  # what can be chosen for a run
+LENGTH = "generation.max_prompt_length"  # and for its problems, which training did not read
+NOT_OF_SET = {
+    "data.num_examples": "counts what is trained on; evaluation.num_examples counts what is evaluated",
+    "data.system_prompt": "a run is asked as it was trained, also on another set",
+}
+
+
+def answers_of(
+    engine: Engine,
+    policy: Policy,
+    examples: Sequence[Example],
+    width: int,
+    batch_size: int,
+    key: jax.Array,
+    sampling: Sampling,
+    temperature: float,
+    shared: str | None = None,
+) -> list[list[str]]:
+    """`num_generations` completions of every problem, as many problems at once as are given.
+
+    `shared` names them where other runs may ask for the very same.
+    """
+    batch_size = min(batch_size, len(examples))
+    rows = batch_size + -batch_size % engine.model.mesh.shape["fsdp"]
+    texts: list[list[str]] = []
+    for index, batch in enumerate(batches(examples, batch_size)):
+        full = batch + [batch[-1]] * (rows - len(batch))
+        name = shared and f"{shared}, batch {index}"
+        of_batch = jax.random.fold_in(key, index)
+        found = complete(engine, policy, full, width, of_batch, sampling, temperature, shared=name, by_all=True)
+        decoded = [engine.model.tokenizer.decode(ids) for ids in found.ids.values()]
+        G = sampling.num_generations
+        texts += [decoded[i * G : (i + 1) * G] for i in range(len(batch))]
+    return texts
+
+
+def grade(examples: Sequence[Example], completions: Sequence[Sequence[str]]) -> Record:
+    """The evaluation's numbers, averaged over problems and passes."""
+    pairs = [(text, example.answer) for example, texts in zip(examples, completions, strict=True) for text in texts]
+    passes = len(completions[0])
+    right = np.array([rewards.answer_correct("", text, truth) for text, truth in pairs]).reshape(-1, passes)
+    record: Record = {
+        "n": len(examples),
+        "accuracy": float(right.mean()),
+        "partial_accuracy": float(np.mean([_partially_right(text, truth) for text, truth in pairs])),
+        "format_accuracy": float(np.mean([answers.well_formed(text) for text, _ in pairs])),
+        "lenient_accuracy": float(np.mean([_leniently_right(text, truth) for text, truth in pairs])),
+    }
+    if passes > 1:
+        record["majority_accuracy"] = float(
+            np.mean([_majority_right(texts, e.answer) for e, texts in zip(examples, completions, strict=True)])
+        )
+        for k in (k for k in (1, 2, 4, 8, 16, 32, 64) if k <= passes):
+            record[f"pass@{k}"] = float(np.mean([pass_at_k(passes, int(row.sum()), k) for row in right]))
+    return record
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """1 - C(n - c, k) / C(n, k)."""
+    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
+
+
+def _partially_right(completion: str, truth: str) -> bool:
+    found = answers.tagged_answer(completion)
+    return found is not None and answers.near(answers.first_number(found), answers.first_number(truth))
+
+
+def _leniently_right(completion: str, truth: str) -> bool:
+    """Right, or with the right last number; an answer in words, or of several numbers, has no last number to compare."""
+    if rewards.answer_correct("", completion, truth):
+        return True
+    return answers.same_number(answers.last_number(completion), answers.only_number(truth))
+
+
+def _majority_right(completions: Sequence[str], truth: str) -> bool:
+    """Whether the answer given most often (the earliest among equals) is right; 18 and 18.00 are one answer.
+
+    Those who do not keep to the format have no vote, as they would not count as right.
+    """
+    given = map(answers.tagged_answer, filter(answers.well_formed, completions))
+    votes = Counter(text for text in given if text is not None)
+    if not votes:
+        return False
+    winner = max(votes, key=lambda text: sum(votes[other] for other in votes if answers.same_answer(other, text)))
+    return answers.same_answer(winner, truth)
+
+
+def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence[str] = ()) -> Record:
+    """`evaluate.py`: a run's checkpoint, or what a run of this configuration would begin with, on the test split."""
+    _check_asked(cfg, overrides)
+    loading.start_device(partial(say, console))
+    trained = cfg if cfg.run is None else loading.saved_config(cfg.run, "run")
+    read = cfg if cfg.run is None else _read_as_asked(trained, cfg, overrides)
+    other = None if same_set(read.data, trained.data) else set_name(read.data)
+    if cfg.run and not os.access(cfg.run, os.W_OK):  # refused before anything is computed
+        raise UserError(f"run={cfg.run}: the results are written there, but it is read-only; evaluate a copy of it.")
+    with made_of(cfg.run):
+        model = loading.load_model(cfg) if cfg.run is None else loading.load_trained_model(trained, console.print)
+    with made_of(None if other else cfg.run):
+        examples = load_examples(read, "test", cfg.evaluation.num_examples, model.tokenizer, console.print)
+    if other:
+        own = set_name(trained.data)
+        say(console, f"warning: {other} is not the run's own set, {own}; its record names it and is in none of its curves.")
+    if cfg.run is not None:
+        warn_of_trained_on(trained, examples, console.print)
+    trainable, step = _trainable(cfg, trained, model)
+    refuse_unknown_tokens([example.prompt_ids for example in examples], model.arch)
+    way = cfg.inference_config
+    passes = cfg.num_passes if way.temperature else 1
+    if passes < cfg.num_passes:
+        say(console, f"num_passes={cfg.num_passes}: greedy decoding draws the same each time, so one pass is made.")
+    sampling = dataclasses.replace(
+        loading.training_sampling(trained, model.tokenizer),
+        top_k=way.top_k,
+        top_p=way.top_p,
+        greedy=way.temperature == 0,
+        num_generations=passes,
+    )
+    key = step_key(cfg.seed, step, Purpose.EVALUATION)
+    width = prompt_width(examples)
+    temperature = way.temperature or 1.0
+    engine = engine_of(trained, model, None)
+    policy = engine.policy(trainable)
+    completions = answers_of(engine, policy, examples, width, cfg.evaluation.batch_size, key, sampling, temperature)
+    named = {"set": other} if other else {}
+    record = {"step": step, "split": "test", **named, **grade(examples, completions), "num_passes": passes}
+    record |= {f"inference/{k}": v for k, v in cfg.inference_config.model_dump().items()}
+    say(console, _title(record, cfg, trained))
+    console.print(_table(record))
+    folder = run_folder(Path(cfg.run) if cfg.run else output)
+    folder.evaluation(record)
+    folder.close()
+    say(console, f"written to {folder.path / 'evals.jsonl'}")
+    return record
+
+
+def _check_asked(cfg: EvaluateConfig, overrides: Sequence[str]) -> None:
+    """Refuses overrides that would have no effect, rather than ignoring them."""
+    if cfg.dry_run or cfg.training.resume is not None:
+        given = "dry_run=true" if cfg.dry_run else f"training.resume={cfg.training.resume}"
+        raise UserError(f"{given} has no meaning here; evaluate a run by run=<its folder>, or this configuration's model.")
+    if cfg.run is None and cfg.step is not None:
+        raise UserError(f"step={cfg.step}: the base model has no steps; give the folder of a run, as in run=runs/<time>.")
+    for override in overrides if cfg.run else ():
+        name = re.split(r"[.=@]", override.lstrip("+~"), maxsplit=1)[0]
+        if name not in ASKED and _key(override) != LENGTH:
+            given = ", ".join((*ASKED, LENGTH))
+            raise UserError(
+                f"{override.removeprefix('++')}: a run is evaluated as it was trained; only {given} can be given."
+            )
+        if _key(override) in NOT_OF_SET:
+            raise UserError(f"{override.removeprefix('++')}: {NOT_OF_SET[_key(override)]}.")
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+").partition("=")[0]
+
+
+def _read_as_asked(trained: Config, cfg: EvaluateConfig, overrides: Sequence[str]) -> Config:
+    """A run's configuration, with what was asked for the reading of problems: another group of data, single keys of it, or
+    how long prompts may be. None of another set was trained on, so where it has no test split all of it is one.
+    """
+    asked = {_key(override) for override in overrides}
+    whole = trained.model_dump()
+    for key, value in cfg.data.model_dump().items():
+        if ("data" in asked or f"data.{key}" in asked) and f"data.{key}" not in NOT_OF_SET:
+            whole["data"][key] = value
+    if LENGTH in asked:
+        whole["generation"]["max_prompt_length"] = cfg.generation.max_prompt_length
+    read = validate(whole, Config, f"{cfg.run}/config.yaml and the command line")
+    if same_set(read.data, trained.data):
+        return read
+    return read.model_copy(update={"training": read.training.model_copy(update={"train_fraction": 0.0})})
+
+
+def _trainable(cfg: EvaluateConfig, trained: Config, model: loading.Model) -> tuple[Trainable | None, int]:
+    if cfg.run is not None and cfg.step == 0:
+        loading.refuse_other_base(cfg.run, model)
+    if cfg.run is None or cfg.step == 0:
+        return loading.earlier_adapters(trained, model), 0
+    return loading.load_trained(cfg.run, trained, model, cfg.step)
+
+
+def _title(record: Record, cfg: EvaluateConfig, trained: Config) -> str:
+    begun = f", with training.init_from={cfg.training.init_from}" if cfg.training.init_from else ""
+    what = f"{cfg.run}, step {record['step']}" if cfg.run else f"base model {trained.model.model_size}{begun}"
+    passes, temperature = record["num_passes"], cfg.inference_config.temperature
+    of = f" of {record['set']}" if "set" in record else ""
+    return f"{what}: {record['n']} problems{of}, {passes} pass(es), temperature {temperature:g}"
+
+
+def _table(record: Record) -> Table:
+    table = Table()
+    table.add_column("measure")
+    table.add_column("value", justify="right")
+    for name, value in record.items():
+        if name.endswith("accuracy") or name.startswith("pass@"):
+            table.add_row(name.replace("_", " "), f"{value:.1%}")
+    return table

@@ -1,0 +1,174 @@
+"""Export: what a run has learned, in the layouts that other tools read.
+
+    peft         a PEFT adapter folder, for PeftModel.from_pretrained and vLLM's LoRA
+    merged       a whole model, for transformers and vLLM
+    gguf-ready   the same, with the SentencePiece model that llama.cpp's convert_hf_to_gguf.py asks for
+
+Adapters are merged in float32, a tensor at a time; where the run held its base in fewer bits, into the base in
+`model.dtype`. A folder appears whole or not at all: it is written under another name first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from agent_tunix.config import output_folders
+from agent_tunix.config.resumed import made_of
+from agent_tunix.config.schema import Config, ExportConfig
+from agent_tunix.errors import UserError, ended_as_by_interrupts
+from agent_tunix.models.checkpoints import safetensors
+from agent_tunix.models.checkpoints.hub import KAGGLE, find_checkpoint, is_remote
+from agent_tunix.models.checkpoints.loading import save_tensors, stacked_tensor
+from agent_tunix.models.lora import Adapters, Trainable, huggingface_name
+from agent_tunix.models.tokenizer import MODEL, Tokenizer
+from agent_tunix.models.tokenizer_files import tokenizer_files
+from agent_tunix.training import loading
+from agent_tunix.training.progress import say
+from agent_tunix.training.run_folder import claimed
+
+WITH_VISION = (34, 48, 62)  # layers of 4B, 12B and 27B, which Hugging Face has as multimodal models
+
+
+def run(cfg: ExportConfig, console: Console) -> Path:
+    """`agent-tunix export`: writes the checkpoint of a run in the format asked for; returns the folder."""
+    trained = loading.saved_config(cfg.run, "run")
+    if cfg.format != "peft" and trained.model.base_dtype:
+        held, whole = trained.model.base_dtype, trained.model.dtype
+        console.print(f"The run held its base in {held}; its adapters are merged into the base in {whole}.")
+        trained = loading.held_in(trained, whole, None)
+    with made_of(cfg.run):
+        model, checkpoint = loading.load_trained_model(trained, console.print), find_checkpoint(trained.model.weights)
+    trainable, step = loading.load_trained(cfg.run, trained, model, cfg.step)
+    output = Path(cfg.output) if cfg.output else Path(cfg.run) / "exports" / f"{cfg.format}-{step}"
+    if output.exists():
+        raise UserError(f"{output} exists already; delete it, or choose another folder with output=<folder>.")
+    with _appearing_whole(output) as folder:
+        if cfg.format == "peft":
+            _write_peft(folder, checkpoint, trained, trainable, cfg.dtype)
+            hint = f"PeftModel.from_pretrained(base, {json.dumps(str(output))})"
+            hint += "" if _is_huggingface(checkpoint) else ", where base is the same model as Hugging Face has it"
+        else:
+            _write_merged(folder, checkpoint, model, trainable, cfg)
+            hint = f"AutoModelForCausalLM.from_pretrained({json.dumps(str(output))})"
+            hint = shlex.join(["python", "convert_hf_to_gguf.py", str(output)]) if cfg.format == "gguf-ready" else hint
+    say(console, f"Step {step} of {cfg.run} is written to {output}\nLoad it with: {hint}")
+    return output
+
+
+@contextlib.contextmanager
+def _appearing_whole(output: Path) -> Iterator[Path]:
+    """A folder to write to, renamed to `output` when all is written, and removed when something fails."""
+    temporary = output.parent / f".{output.name}.half"
+    around = output_folders.missing(output.parent)
+    try:
+        temporary.mkdir(parents=True, exist_ok=True)
+        with claimed(temporary), ended_as_by_interrupts(), contextlib.ExitStack() as ending:
+            ending.callback(output_folders.remove_empty, around)
+            ending.callback(shutil.rmtree, temporary, ignore_errors=True)
+            for file in temporary.iterdir():  # of an export that was killed
+                file.unlink()
+            yield temporary
+            with contextlib.suppress(OSError):  # a disk without file modes
+                for file in temporary.iterdir():  # safetensors lets no one else read its files
+                    file.chmod(temporary.stat().st_mode & 0o666)
+            temporary.rename(output)
+    except (OSError, SafetensorError) as fault:  # which is how safetensors says that a disk is full
+        raise UserError(f"{output} could not be written: {fault}") from fault
+
+
+def _write_peft(folder: Path, checkpoint: Path, trained: Config, trainable: Trainable, dtype: str) -> None:
+    """adapter_config.json and adapter_model.safetensors, A as [rank, in] and B as [out, rank]."""
+    if not isinstance(trainable, Adapters):
+        raise UserError("format=peft: this run trained all weights and has no adapters; use format=merged.")
+    if changed := loading.changed_base(trained):
+        raise UserError(f"format=peft: the adapters sit on weights that {changed} has changed; use format=merged.")
+    modules = sorted(trainable.a)
+    if _is_huggingface(checkpoint):
+        multimodal = safetensors.read_config(checkpoint)["model_type"] == "gemma3"
+    else:
+        multimodal = len(trainable.a[modules[0]]) in WITH_VISION
+    tensors = {}
+    for module in modules:
+        for layer in range(len(trainable.a[module])):
+            name = huggingface_name(layer, module)
+            name = name.replace("model.", "model.language_model.", 1) if multimodal else name
+            for letter, stacked in (("A", trainable.a), ("B", trainable.b)):
+                matrix = np.ascontiguousarray(stacked[module][layer].T, jnp.dtype(dtype))
+                tensors[f"base_model.model.{name}.lora_{letter}.weight"] = matrix
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    from_hub = is_remote(trained.model.weights) and not trained.model.weights.startswith(KAGGLE)
+    alpha = trained.model.lora_alpha
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": trained.model.weights if from_hub else str(checkpoint.resolve()),
+        "r": trained.model.lora_rank,
+        "lora_alpha": int(alpha) if alpha.is_integer() else alpha,  # vLLM takes whole numbers only
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+        # The vision tower of a multimodal model has modules of the same names, which were not trained.
+        "target_modules": rf".*language_model.*\.({'|'.join(modules)})" if multimodal else modules,
+    }
+    _write_json(folder / "adapter_config.json", config)
+
+
+def _is_huggingface(checkpoint: Path) -> bool:
+    return (checkpoint / "config.json").exists()
+
+
+def _write_merged(folder: Path, checkpoint: Path, model: loading.Model, trainable: Trainable, cfg: ExportConfig) -> None:
+    """A model that Gemma3ForCausalLM loads, with its tokenizer."""
+    files = tokenizer_files(checkpoint)
+    if cfg.format == "gguf-ready" and MODEL not in files:
+        raise UserError(
+            f"format=gguf-ready: {checkpoint} has no {MODEL}, which llama.cpp's converter asks for; "
+            "copy the model's own there, or use format=merged."
+        )
+    weights = model.weights if isinstance(trainable, Adapters) else trainable
+
+    def tensor(name: str) -> jax.Array:
+        value = stacked_tensor(weights, name).astype(jnp.float32)
+        if isinstance(trainable, Adapters) and (delta := _delta(trainable, name)) is not None:
+            value = value + delta
+        return value
+
+    save_tensors(folder, model.arch, jnp.dtype(cfg.dtype), tensor)
+    config = folder / "config.json"
+    _write_json(config, json.loads(config.read_text()) | _numbers_of_base(checkpoint, model.tokenizer))
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+def _numbers_of_base(checkpoint: Path, tokenizer: Tokenizer) -> dict[str, int]:
+    """What config.json says of a model beside its architecture: its tokens, and how long a text it was made for."""
+    own = safetensors.read_config(checkpoint) if _is_huggingface(checkpoint) else {}
+    longest = {**own, **(own.get("text_config") or {})}.get("max_position_embeddings")
+    tokens = {"pad_token_id": tokenizer.pad_id, "bos_token_id": tokenizer.begin_id, "eos_token_id": tokenizer.end_ids[0]}
+    return tokens | ({"max_position_embeddings": longest} if longest else {})
+
+
+def _delta(adapters: Adapters, name: str) -> jax.Array | None:
+    """What a module's adapter adds to its matrix, [out, in], in float32; None where it has none."""
+    parts = name.split(".")
+    module = parts[-2]
+    if module not in adapters.a:
+        return None
+    a, b = adapters.a[module][int(parts[2])], adapters.b[module][int(parts[2])]
+    return adapters.scale * jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST).T
+
+
+def _write_json(path: Path, content: dict) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")

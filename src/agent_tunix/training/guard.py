@@ -1,0 +1,101 @@
+"""What keeps a run from harm: a request to stop, and numbers that are not to reach the weights.
+
+An update whose loss, gradient, size or KL divergence is out of hand is computed but not applied, whatever
+`training.on_divergence` says. That key decides what happens next: `stop` the run, `ignore` the batch and go on, or
+`rollback` to the last checkpoint and go on from there without that batch, at a tenth of the rate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+import os
+import signal
+from typing import Any
+
+from agent_tunix.console import send_nowhere
+from agent_tunix.engine.update import UpdateStats
+
+MAX_ROLLBACKS = 3
+RATE_CUT = 10.0
+OUTPUTS = (1, 2)  # the system's numbers of standard output and standard error
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far a run has come in its data, and what the guard has done; it is saved with every checkpoint.
+
+    `data` is a digest of the training examples in their order, `base` the checksum of the weights it began with. `midway`
+    says that it was saved because the run was interrupted or came to rest, and not because it was due or at its end.
+    """
+
+    position: int = 0
+    rate_scale: float = 1.0
+    skipped: tuple[int, ...] = ()
+    rollbacks: tuple[dict[str, Any], ...] = ()
+    data: str = ""
+    midway: bool = False
+    base: int = 0
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> Progress:
+        """What `dataclasses.asdict` wrote; JSON knows lists only. Raises a TypeError or KeyError for anything else."""
+        position, rate_scale = operator.index(saved["position"]), saved["rate_scale"] * 1.0
+        # which earlier versions did not save
+        later = str(saved.get("data", "")), saved.get("midway") is True, operator.index(saved.get("base", 0))
+        return cls(position, rate_scale, tuple(saved["skipped"]), tuple(saved["rollbacks"]), *later)
+
+    def advanced(self) -> Progress:
+        return dataclasses.replace(self, position=self.position + 1)
+
+    def rolled_back(self, saved: Progress, step: int, reason: str) -> Progress:
+        """Back at a checkpoint's position, at a lower rate, and without the batch that went wrong."""
+        scale = self.rate_scale / RATE_CUT
+        event = {"step": step, "batch": self.position, "reason": reason, "rate_scale": scale}
+        skipped, rollbacks = (*self.skipped, self.position), (*self.rollbacks, event)
+        return dataclasses.replace(self, position=saved.position, rate_scale=scale, skipped=skipped, rollbacks=rollbacks)
+
+
+def fault_of(stats: UpdateStats, max_kl: float) -> str | None:
+    """What is out of hand in an update that was not applied; None for a good one."""
+    if bool(stats.applied):
+        return None
+    loss, gradient, size, kl = map(float, (stats.loss.loss, stats.grad_norm, stats.update_norm, stats.loss.kl))
+    if not math.isfinite(loss):
+        return f"the loss is {loss}"
+    if not math.isfinite(gradient):
+        return f"the norm of the gradient is {gradient}"
+    if not math.isfinite(size):
+        return f"the norm of the update is {size}"
+    return f"the KL divergence from the reference is {kl:.3g}, above training.max_kl={max_kl:g}"
+
+
+class Interruption:
+    """Turns the first SIGINT or SIGTERM into a request to stop after the current batch; a second one acts as usual.
+
+    So does SIGHUP, that of a terminal that is closed, unless the process is to outlive it (`nohup`). It may come twice, from
+    the system and from a shell, and nothing can be written to the terminal any more.
+    """
+
+    requests = 0  # of this process, so far
+
+    def __enter__(self) -> Interruption:
+        self.requested = False
+        self._terminals = [output for output in OUTPUTS if os.isatty(output)]
+        outlives = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        signals = (signal.SIGINT, signal.SIGTERM, *([] if outlives else [signal.SIGHUP]))
+        self._previous: dict[int, Any] = {number: signal.signal(number, self._request) for number in signals}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _request(self, number: int, _: object) -> None:
+        self.requested = True
+        Interruption.requests += 1
+        self.__exit__()
+        if number == signal.SIGHUP:
+            signal.signal(number, signal.SIG_IGN)
+            send_nowhere(*self._terminals)

@@ -1,0 +1,294 @@
+"""What training and evaluation both start from: the device, the model and the state that a configuration names."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import math
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from agent_tunix.config.load import read_saved, validate
+from agent_tunix.config.mesh_shape import sizes_of
+from agent_tunix.config.resumed import no_run
+from agent_tunix.config.schema import Config, ModelSection
+from agent_tunix.engine import cache_folder, compile_cache, device
+from agent_tunix.engine.checkpoint import Checkpoints
+from agent_tunix.engine.random_keys import Purpose, step_key
+from agent_tunix.engine.sampler import Sampling
+from agent_tunix.engine.update import evaluation_trainable, init_state
+from agent_tunix.errors import UserError
+from agent_tunix.models.base import Model
+from agent_tunix.models.checkpoints.hub import find_checkpoint
+from agent_tunix.models.checkpoints.loading import open_weights, quantised, read_architecture, weight_shapes
+from agent_tunix.models.families.gemma3 import Architecture, Weights
+from agent_tunix.models.lora import (
+    ATTENTION,
+    FEED_FORWARD,
+    Adapters,
+    Trainable,
+    init_adapters,
+    masters,
+    merge,
+    select_modules,
+    strange_words,
+    unadapted,
+)
+from agent_tunix.models.sharding import abstract, make_in_place, make_mesh, mesh_of_sizes, place
+from agent_tunix.models.tokenizer import Tokenizer, load_tokenizer
+from agent_tunix.training.data import Notice
+from agent_tunix.types import TrainState
+
+
+def start_device(notice: Notice) -> None:
+    """Starts the device, and keeps compiled programs in the user's cache folder: only the first run of a kind compiles."""
+    cache = _cache(notice)
+    jax.config.update("jax_compilation_cache_dir", None if cache is None else str(cache))
+    # Small ones too: a start has dozens, each a tenth of a second to compile on a GPU and a hundredth to read.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    if cache is not None:
+        compile_cache.mend_cache()
+        threading.Thread(target=compile_cache.make_room, args=(cache,)).start()  # of thousands of files, it takes a while
+    device.wake()
+    gc.freeze()  # what is imported stays: to look for garbage in it again and again is a tenth of all tracing
+
+
+def _cache(notice: Notice) -> Path | None:
+    """The folder of compiled programs; None, with a word of it, where programs of others could be found there."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agent-tunix" / "compiled"
+    except RuntimeError as fault:  # a user of a container may have no home
+        notice(f"warning: compiled programs are not kept, so every start compiles: {fault} Name a folder by XDG_CACHE_HOME.")
+        return None
+    try:
+        cache_folder.open_for_one(folder)
+    except UserError as fault:
+        notice(
+            f"warning: compiled programs are not kept in {folder}, so every start compiles: {fault}.\n"
+            "What lies there is run, so the folder and those around it must be yours, and others may not write to them.\n"
+            "Mend that, and remove what it holds; or choose another place by XDG_CACHE_HOME=<folder>."
+        )
+        return None
+    return folder
+
+
+def saved_config(folder: str, key: str) -> Config:
+    """The configuration of an earlier run, named by a key of this one."""
+    path = Path(folder) / "config.yaml"
+    if folder == "???":  # as Hydra says that a value is missing
+        raise UserError(f"{key} is missing: give the folder of a run, as in {key}=runs/<time>.")
+    if not path.exists():
+        raise no_run(folder, key)
+    if (path.parent / "lr_find.json").exists():
+        raise UserError(f"{key}={folder} is a ramp of lr-find, which keeps no model; give the folder of a run.")
+    return validate(read_saved(path), Config, str(path))
+
+
+def refuse_others(folder: Path, kept: str = "") -> None:
+    """Refuses a folder that holds something else than what is marked by the file `kept`.
+
+    A ramp has the files of a run too, so it is looked for first.
+    """
+    kinds = {"lr_find.json": "a ramp of lr-find", "config.yaml": "a run", "sweep.json": "a sweep", "tune.json": "a search"}
+    for name, kind in kinds.items():
+        if name != kept and (folder / name).exists():
+            raise UserError(f"{folder} holds {kind}; choose another folder.")
+
+
+def load_model(cfg: Config, mesh: Mesh | None = None) -> Model:
+    """The base: a checkpoint's weights, or, where all weights were or are trained, what an earlier run made of them.
+
+    It lies on the mesh of its configuration unless another is given, in the types of its configuration.
+    """
+    mesh = mesh or make_mesh(cfg.model, cfg.training.micro_batch_size)
+    if (folder := cfg.training.init_from) is None:
+        return _open_checkpoint(cfg.model, mesh)
+    earlier = saved_config(folder, "training.init_from")
+    trains_all = 0 in (cfg.model.lora_rank, earlier.model.lora_rank)
+    base = load_model(held_in(earlier, cfg.model.dtype, None if trains_all else cfg.model.base_dtype), mesh)
+    _check_architecture(cfg.model, base.arch, f"training.init_from={folder}")
+    if not trains_all:
+        return base
+    dtype, base_dtype = jnp.dtype(cfg.model.dtype), cfg.model.base_dtype
+
+    def read() -> tuple[Weights, int]:
+        learnt, _ = load_trained(folder, earlier, base, cfg.training.init_step)
+        weights, checksum = base.read()  # rather than base.weights, which would be kept beside those made of them
+        if isinstance(learnt, Adapters):
+            weights = merge(weights, learnt)
+        else:
+            weights = jax.tree.map(lambda new, old: new.astype(old.dtype), learnt, weights)
+        return place(quantised(weights, base_dtype) if base_dtype else weights, base.arch, mesh), checksum
+
+    return dataclasses.replace(base, shapes=weight_shapes(base.arch, dtype, mesh, base_dtype), read=read)
+
+
+def held_in(cfg: Config, dtype: str, base_dtype: str | None) -> Config:
+    """A configuration with its base held in other types."""
+    return cfg.model_copy(update={"model": cfg.model.model_copy(update={"dtype": dtype, "base_dtype": base_dtype})})
+
+
+def load_trained_model(trained: Config, notice: Notice) -> Model:
+    """The base of an earlier run, on the run's mesh where this machine has the devices, else on one device."""
+    sizes, there = sizes_of(trained.model.mesh_shape), jax.device_count()
+    if math.prod(sizes) <= there or jax.process_count() > 1:
+        return load_model(trained)
+    notice(f"The run was on a mesh of {math.prod(sizes)} devices; this machine has {there}, and one of them is used.")
+    return load_model(trained, mesh_of_sizes())
+
+
+def fitting_checkpoint(section: ModelSection) -> tuple[Path, Architecture]:
+    """The checkpoint that a configuration names, and its architecture, which must be the one described."""
+    checkpoint = find_checkpoint(section.weights)
+    arch = read_architecture(checkpoint, architecture(section), section.model_family)
+    _check_architecture(section, arch, f"model.weights={section.weights}")
+    return checkpoint, arch
+
+
+def _open_checkpoint(section: ModelSection, mesh: Mesh) -> Model:
+    checkpoint, arch = fitting_checkpoint(section)
+    held = (arch, jnp.dtype(section.dtype), mesh, section.base_dtype)
+    return Model(arch, load_tokenizer(checkpoint), weight_shapes(*held), open_weights(checkpoint, *held))
+
+
+def architecture(section: ModelSection) -> Architecture:
+    """The architecture that the configuration describes."""
+    numbers = section.architecture.model_dump()
+    scalar = numbers.pop("query_pre_attn_scalar")
+    return Architecture(**numbers, query_scale=scalar**-0.5)
+
+
+def _check_architecture(section: ModelSection, found: Architecture, source: str) -> None:
+    described = section.architecture.model_dump()
+    numbers = dataclasses.asdict(found) | {"query_pre_attn_scalar": round(found.query_scale**-2, 6)}
+    differing = [
+        f"{name}: {numbers[name]} in the checkpoint, {value} in the configuration"
+        for name, value in described.items()
+        if not math.isclose(numbers[name], value)
+    ]
+    if differing:
+        raise UserError(
+            f"{source} is not the model that model.architecture describes:\n  "
+            + "\n  ".join(differing)
+            + "\nChoose the model group that fits the checkpoint, as in model=gemma3_1b, or set these keys."
+        )
+
+
+def new_state(cfg: Config, model: Model) -> TrainState:
+    """The state before the first update, in its place on the mesh of the model."""
+    optimizer = cfg.optimizer.optimizer_name
+    return make_in_place(init_state, model.arch, model.mesh, new_trainable(cfg, model), optimizer=optimizer)
+
+
+def state_shapes(cfg: Config, model: Model) -> TrainState:
+    """The shapes of a state and their places."""
+    of = adapters_of(cfg, model.arch) | {"seed": 0} if cfg.model.lora_rank > 0 else {}
+    return abstract(_outline, model.arch, model.mesh, model.shapes, optimizer=cfg.optimizer.optimizer_name, **of)
+
+
+def _outline(weights: Weights, optimizer: str, **of: Any) -> TrainState:
+    return init_state(_fresh_adapters(**of) if of else masters(weights), optimizer)
+
+
+def new_trainable(cfg: Config, model: Model) -> Trainable:
+    """What is trained, before the first update: fresh adapters, those of an earlier run, or all weights in float32."""
+    if cfg.model.lora_rank == 0:
+        return masters(model.weights)
+    fresh = make_in_place(_fresh_adapters, model.arch, model.mesh, **adapters_of(cfg, model.arch))
+    learnt = earlier_adapters(cfg, model)
+    if learnt is None:
+        return fresh
+    if jax.tree.map(jnp.shape, learnt) != jax.tree.map(jnp.shape, fresh):
+        raise UserError(
+            f"training.init_from={cfg.training.init_from}: its adapters do not fit model.lora_rank, model.lora_alpha and "
+            "model.lora_module_path of this run; set the same ones."
+        )
+    return learnt
+
+
+def earlier_adapters(cfg: Config, model: Model) -> Adapters | None:
+    """The adapters that this run starts from, which are its reference too; None where it starts from the base."""
+    if cfg.training.init_from is None or cfg.model.lora_rank == 0:
+        return None
+    earlier = saved_config(cfg.training.init_from, "training.init_from")
+    if earlier.model.lora_rank == 0:
+        return None
+    learnt, _ = load_trained(cfg.training.init_from, earlier, model, cfg.training.init_step)
+    return learnt if isinstance(learnt, Adapters) else None
+
+
+def load_trained(folder: str, cfg: Config, model: Model, step: int | None = None) -> tuple[Trainable, int]:
+    """What a run has learnt by a step (default: the last), and that step."""
+    with contextlib.closing(Checkpoints(Path(folder) / "checkpoints")) as checkpoints:
+        state, progress = checkpoints.restore(state_shapes(cfg, model), step)
+    model.serve(folder, progress.base)
+    return evaluation_trainable(state, cfg.optimizer.optimizer_name), int(state.step)
+
+
+def refuse_other_base(folder: str, model: Model) -> None:
+    """Refuses a model that is not the one a run began with, where a checkpoint can tell."""
+    with contextlib.closing(Checkpoints(Path(folder) / "checkpoints")) as checkpoints:
+        saved = [progress for step in checkpoints.steps() if (progress := checkpoints.progress(step))]
+    for progress in saved[-1:]:
+        model.serve(folder, progress.base)
+
+
+def changed_base(trained: Config) -> str | None:
+    """The run that trained all weights among those that this one started from; the base is then not the published one."""
+    while folder := trained.training.init_from:
+        trained = saved_config(folder, "training.init_from")
+        if trained.model.lora_rank == 0:
+            return folder
+    return None
+
+
+def unusual_adapters(cfg: Config, arch: Architecture) -> list[str]:
+    """What to say where a new run adapts only a part of the modules; refuses words that choose none.
+
+    An earlier run is evaluated and exported whatever its pattern is, as it has the adapters that it has.
+    """
+    if cfg.model.lora_rank == 0:
+        return []
+    pattern, chosen = cfg.model.lora_module_path, adapters_of(cfg, arch)["modules"]
+    given, adapted = f"model.lora_module_path={pattern}", ", ".join(chosen)
+    if strange := strange_words(pattern):
+        raise UserError(
+            f"{given}: no module's name has {' or '.join(strange)} in it.\n"
+            f"The modules are {', '.join(ATTENTION + FEED_FORWARD)}. To adapt {adapted} and no other, give "
+            f"'model.lora_module_path={'|'.join(chosen)}'."
+        )
+    left = [f"not {', '.join(modules)} of {block}" for block, modules in unadapted(chosen).items()]
+    return [f"{given} adapts {adapted}, but {' and '.join(left)}"] if left else []
+
+
+def adapters_of(cfg: Config, arch: Architecture) -> dict[str, Any]:
+    """The arguments from which a run's adapters are made before its first update."""
+    section = cfg.model
+    try:
+        modules = select_modules(section.lora_module_path, arch.num_layers)
+    except ValueError as fault:
+        raise UserError(f"model.lora_module_path={section.lora_module_path}: {fault}.") from fault
+    return {"seed": cfg.seed, "arch": arch, "modules": modules, "rank": section.lora_rank, "alpha": section.lora_alpha}
+
+
+def _fresh_adapters(seed: int, **of: Any) -> Adapters:
+    return init_adapters(step_key(seed, 0, Purpose.INIT), **of)
+
+
+def training_sampling(cfg: Config, tokenizer: Tokenizer) -> Sampling:
+    g = cfg.generation
+    return Sampling(
+        top_k=g.top_k,
+        top_p=g.top_p,
+        max_steps=g.max_generation_steps,
+        num_generations=cfg.grpo.num_generations,
+        end_ids=tokenizer.end_ids,
+        pad_id=tokenizer.pad_id,
+    )

@@ -1,0 +1,270 @@
+"""Training, from a configuration to a trained adapter:
+
+    problems -> completions -> rewards -> advantages -> update -> guard -> log -> checkpoint
+
+`train_loop` is that line. Around it, `training` opens a run's folder, evaluates before and after, and writes the summary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from agent_tunix.config.imports import OWN, Origin
+from agent_tunix.config.load import config_text
+from agent_tunix.config.schema import Config
+from agent_tunix.engine import distributed
+from agent_tunix.engine.checkpoint import Checkpoints
+from agent_tunix.engine.fused import StoppedError
+from agent_tunix.engine.random_keys import Purpose
+from agent_tunix.engine.update import evaluation_trainable
+from agent_tunix.errors import DivergenceError
+from agent_tunix.lab.doctor import doctor
+from agent_tunix.lab.doctor.examination import early_warnings
+from agent_tunix.lab.report.page import report_on
+from agent_tunix.training import loading
+from agent_tunix.training.evaluation import answers_of, grade
+from agent_tunix.training.guard import MAX_ROLLBACKS, Interruption, Progress, fault_of
+from agent_tunix.training.horizon import hyperparameters
+from agent_tunix.training.progress import Bars, Display, print_summary, say
+from agent_tunix.training.resume import counting_on, restored
+from agent_tunix.training.rollouts import demonstrations, draw, lesson
+from agent_tunix.training.run_folder import (
+    Clock,
+    Record,
+    RunFolder,
+    claimed,
+    cost_record,
+    read_records,
+    replace_text,
+    run_folder,
+    update_record,
+)
+from agent_tunix.training.setup import Loaded, Run, Way, compile_ahead, prepare
+from agent_tunix.training.summary import ended_by, remedy, summarise, validations
+from agent_tunix.types import TrainState
+
+SAMPLES_SHOWN = 3
+Pause = Callable[[int], bool]  # whether a run is to rest after so many updates, from which it can go on
+
+
+def never(step: int) -> bool:
+    return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of a run: its summary, and a few completions from before and after."""
+
+    summary: Record
+    before: list[Record]
+    after: list[Record]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """Where a run writes and shows what it does."""
+
+    folder: RunFolder
+    checkpoints: Checkpoints
+    display: Display
+    rollbacks: list[Record]  # made by the guard so far
+    warned: set[str] = dataclasses.field(default_factory=set)  # illnesses that were told of
+
+
+def run(cfg: Config, path: Path, console: Console, overrides: Sequence[str] = (), origin: Origin = OWN) -> Record:
+    """`run_training.py`: trains, or continues the run in `path`; returns the summary that it also writes there."""
+    loading.refuse_others(path, "config.yaml")
+    loading.start_device(partial(say, console))
+    with Interruption() as interruption, Bars(console) as bars:
+        r = prepare(cfg, Loaded(), bars.notice, overrides, origin)
+        outcome = training(r, path, bars.display("training", r.plan.total_steps), interruption)
+    print_summary(console, path, outcome.summary, outcome.before, outcome.after)
+    return outcome.summary
+
+
+def training(r: Run, path: Path, display: Display, interruption: Interruption, pause: Pause = never) -> Outcome:
+    """A run from its beginning, or from its last checkpoint, to its summary; a paused run is evaluated, and can go on."""
+    compile_ahead(r)
+    fresh = loading.new_state(r.cfg, r.model)
+    _ = r.model.weights  # read now, so that a fault in them is found before anything is written
+    distributed.make_shared(path)
+    with claimed(path):
+        return _in_folder(r, fresh, path, display, interruption, pause)
+
+
+def _in_folder(r: Run, fresh: TrainState, path: Path, display: Display, interruption: Interruption, pause: Pause) -> Outcome:
+    """As `training`, from the fresh state on, in a folder that no other process writes to."""
+    checkpoints = Checkpoints(path / "checkpoints", r.cfg.training.max_checkpoints_to_keep)
+    state, progress = restored(r, path, checkpoints, fresh, display.notice)
+    r = counting_on(r, path)
+    folder = run_folder(path, int(state.step))
+    if distributed.first():
+        replace_text(path / "config.yaml", config_text(r.cfg))
+    display.begin(int(state.step))
+    out = Outputs(folder, checkpoints, display, list(progress.rollbacks))
+    status, fault = "failed", ""
+    try:
+        before = evaluate_policy(r, fresh, out)
+        state, progress = train_loop(r, state, progress, out, interruption, pause)
+        completed, paused = progress.position == r.plan.total_batches, pause(int(state.step))
+        checkpoints.save(state, dataclasses.replace(progress, midway=not completed), used_up=False)
+        after = evaluate_policy(r, state, out) if completed or paused else []
+        checkpoints.settle()
+        status = "completed" if completed else "paused" if paused else "interrupted"
+    except Exception as error:
+        status, fault = ended_by(error)
+        raise
+    except (StoppedError, KeyboardInterrupt):  # another run of the sweep failed; Ctrl-C was pressed twice
+        status = "interrupted"
+        raise
+    finally:
+        summary = summarise(r, folder, out.rollbacks, status, fault)
+        checkpoints.close()
+        folder.close()
+        if distributed.first():
+            report_on(path, display.notice)
+        display.end(status)
+    return Outcome(summary, before, after)
+
+
+def train_loop(
+    r: Run, state: TrainState, progress: Progress, out: Outputs, interruption: Interruption, pause: Pause = never
+) -> tuple[TrainState, Progress]:
+    """From a position in the data to its end, a pause or an interruption; returns the state and the progress made."""
+    training, iterations, total = r.cfg.training, r.plan.iterations, r.plan.total_batches
+    if training.on_divergence == "rollback" and not out.checkpoints.steps():
+        out.checkpoints.save(state, progress)
+    while progress.position < total and not (distributed.any_of(interruption.requested) or pause(int(state.step))):
+        if progress.position in progress.skipped:
+            state = _passed_over(state, iterations)
+        else:
+            state, fault = train_batch(r, state, progress, out)
+            if fault is not None and (earlier := recover(r, state, progress, fault, out)):
+                state, progress = earlier
+                continue
+        progress = progress.advanced()
+        step = int(state.step)
+        evaluated_after = progress.position == total or pause(step)
+        if _due(training.eval_every_n_steps, step, iterations) and not evaluated_after:
+            evaluate_policy(r, state, out)
+            _warn_early(out)
+        if _due(training.save_interval_steps, step, iterations):
+            out.checkpoints.save(state, progress)
+    return state, progress
+
+
+def train_batch(r: Run, state: TrainState, progress: Progress, out: Outputs) -> tuple[TrainState, str | None]:
+    """All updates from the batch at the run's position; says what went wrong where one could not be applied."""
+    clock, position = Clock(), progress.position
+    try:
+        if r.cfg.training.method == "supervised":
+            learnt = demonstrations(r, position)
+        else:
+            policy = r.engine.policy(state.trainable)
+            draws = draw(r, policy, position, clock)  # problems, completions, rewards
+            learnt = lesson(r, policy, position, draws)  # advantages, weights of tokens, log-probabilities
+    except DivergenceError as fault:  # a reward is not finite
+        return _passed_over(state, r.plan.iterations), str(fault)
+    fault_seen = None
+    for iteration in range(r.plan.iterations):
+        h = hyperparameters(r.cfg, r.plan, int(state.step) + 1, progress.rate_scale)
+        state, stats = r.engine.update(state, learnt.batch, h)
+        fault_seen = fault_seen or fault_of(stats, r.cfg.training.max_kl)
+        if iteration == 0:  # later, the policy has moved away from the one that sampled
+            mismatch_kl = float(stats.loss.mismatch_kl)
+        record = update_record(int(state.step), stats) | learnt.record | {"mismatch/kl": mismatch_kl}
+        clock.lap("time/update")
+        record |= cost_record(learnt.lengths_B, clock)
+        out.folder.metrics(record)
+        out.display.step(record)
+    out.folder.samples([{"step": int(state.step)} | sample for sample in learnt.samples])
+    return state, fault_seen
+
+
+def recover(r: Run, state: TrainState, progress: Progress, fault: str, out: Outputs) -> tuple[TrainState, Progress] | None:
+    """Does what `training.on_divergence` says: returns where to go back to, or None to go on; to stop, it raises."""
+    step, mode = int(state.step), r.cfg.training.on_divergence
+    if mode == "ignore" and not _in_vain(r, progress, out):
+        out.display.notice(f"step {step}: {fault}; the batch is dropped (training.on_divergence=ignore).")
+        return None
+    if mode != "rollback" or len(progress.rollbacks) >= MAX_ROLLBACKS:
+        kept = out.folder.path / "checkpoints" if out.checkpoints.steps() else None
+        raise DivergenceError(remedy(r, kept, step, fault, progress), fault)
+    restored, saved = out.checkpoints.restore(state, out.checkpoints.last_due())
+    with out.folder.rewinding(int(restored.step)):  # before a checkpoint is deleted, all records have been read
+        out.checkpoints.forget_after(int(restored.step))
+    progress = progress.rolled_back(saved, step, fault)
+    out.rollbacks.append(progress.rollbacks[-1])
+    out.display.guard(f"rolled back {len(progress.rollbacks)}x, rate x {progress.rate_scale:g}")
+    out.display.notice(
+        f"step {step}: {fault}; back to step {int(restored.step)}, without that batch and at a tenth of the rate."
+    )
+    return restored, progress
+
+
+def _in_vain(r: Run, progress: Progress, out: Outputs) -> bool:
+    """Whether this is the last batch, and all before it were dropped too."""
+    if progress.position + 1 < r.plan.total_batches:
+        return False
+    applied = distributed.first() and any(r.get("update_survival") for r in read_records(out.folder.path / "metrics.jsonl"))
+    return not distributed.any_of(applied)
+
+
+def evaluate_policy(r: Run, state: TrainState, out: Outputs) -> list[Record]:
+    """Writes one line of evals.jsonl, unless that step has one; returns a few greedy completions to show."""
+    step, examples = int(state.step), r.task.validation
+    greedy, *as_trained = r.evaluation_ways()
+    missing = step not in [record["step"] for record in validations(out.folder.path)]
+    whole = distributed.any_of(missing and distributed.first())
+    texts = _answers(r, state, greedy, whole)
+    if whole:
+        record = {"step": step, "split": "validation", **grade(examples, texts)}
+        for way in as_trained:
+            drawn = _answers(r, state, way, whole)
+            record["sampled_accuracy"] = grade(examples, drawn)["accuracy"]
+        out.folder.evaluation(record)
+        out.display.evaluation(record)
+    shown = list(zip(examples, texts, strict=False))[:SAMPLES_SHOWN]
+    return [{"question": e.question, "answer": e.answer, "completion": text[0]} for e, text in shown]
+
+
+def _answers(r: Run, state: TrainState, way: Way, whole: bool) -> list[list[str]]:
+    """Completions of the held-out problems or, where some are only to be shown, of the first that are asked for at once.
+
+    Those of a policy before its first update serve all runs that begin with it.
+    """
+    step = int(state.step)
+    shared = r.beginning(way) if step == 0 else None
+    if shared in r.first_answers:
+        return r.first_answers[shared]
+    policy = r.engine.policy(evaluation_trainable(state, r.cfg.optimizer.optimizer_name))
+    at_once = r.cfg.evaluation.batch_size
+    problems = r.task.validation if whole else r.task.validation[:at_once]
+    key = r.key(step, Purpose.EVALUATION)
+    answers = answers_of(r.engine, policy, problems, r.task.prompt_width, at_once, key, *way, shared)
+    if shared is not None and whole:
+        r.first_answers[shared] = answers
+    return answers
+
+
+def _warn_early(out: Outputs) -> None:
+    """Says what the doctor would say by now, each illness once."""
+    for finding in early_warnings(doctor.read(out.folder.path)) if distributed.first() else ():
+        if finding.illness not in out.warned:
+            out.warned.add(finding.illness)
+            out.display.notice(f"early warning: {finding.illness}, {finding.evidence}\n  try: {finding.remedy}")
+
+
+def _passed_over(state: TrainState, steps: int) -> TrainState:
+    """The state after a batch that taught nothing: only the count goes on, so that the schedule keeps its length."""
+    return dataclasses.replace(state, step=state.step + steps)
+
+
+def _due(interval: int | None, step: int, num_iterations: int) -> bool:
+    """Whether the batch whose updates ended at `step` reached or passed a multiple of the interval."""
+    return interval is not None and step // interval > (step - num_iterations) // interval

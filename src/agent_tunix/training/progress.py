@@ -1,0 +1,155 @@
+"""What a person sees while a run trains: a live line with a progress bar in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from agent_tunix.config.load import config_folder
+from agent_tunix.config.output_folders import of_the_shell
+from agent_tunix.console import show_controls
+from agent_tunix.training.run_folder import Record
+
+LINES = 12  # lines printed over a run where there is no terminal to draw a bar on
+
+
+class Bars:
+    """The progress bars of the runs under way, one each; notices are printed above them."""
+
+    def __init__(self, console: Console, several: bool = False):
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("eta"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[line]}", markup=False),
+        )
+        self._console, self._several = console, several
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
+
+    def __enter__(self) -> Bars:
+        self._progress.start()
+        show_controls()  # again: rich has put a stream of its own over ours, and would take what is printed for its colours
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def notice(self, text: str) -> None:
+        style = "yellow" if "warning:" in text else None
+        self._console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    def labelled(self, label: str) -> Callable[[str], None]:
+        """Prints notices, with the label of their run where there are several."""
+        return (lambda text: self.notice(f"[{label}] {text}")) if self._several else self.notice
+
+    def display(self, label: str, total: int) -> Display:
+        lines = 0 if self._console.is_terminal or self._several else LINES
+        return Display(self._progress, label, total, lines, self.labelled(label))
+
+
+class Display:
+    """Shows the progress of one run of `total` updates: by its bar, or by `lines` lines where there is no terminal."""
+
+    def __init__(self, progress: Progress, label: str, total: int, lines: int, notice: Callable[[str], None]):
+        self._progress, self._total, self._lines, self.notice = progress, total, lines, notice
+        self._accuracy, self._guard = "-", ""
+        self._task = progress.add_task(label, total=total, line="waiting")
+
+    def begin(self, done: int) -> None:
+        self._progress.update(self._task, completed=done, line="compiling ...")
+
+    def end(self, status: str) -> None:
+        self._progress.update(self._task, line=f"{status}, held-out {self._accuracy}{self._guard}")
+
+    def step(self, record: Record) -> None:
+        if "reward/mean" in record:
+            gain, kl = f"reward {record['reward/mean']:.2f}", f"kl {record['kl']:.3f}  "
+        else:  # a supervised run, which has no reference
+            gain, kl = f"loss {record['loss']:.3f}", ""
+        speed = f"{record['tokens_per_second']:,.0f} tok/s"
+        line = f"{gain}  held-out {self._accuracy}  lr {record['lr']:.1e}  {kl}{speed}{self._guard}"
+        self._progress.update(self._task, completed=record["step"], line=line)
+        if self._lines and record["step"] % max(1, self._total // self._lines) == 0:
+            self.notice(f"step {record['step']:>{len(str(self._total))}}/{self._total}  {line}")
+
+    def guard(self, state: str) -> None:
+        """What the guard has done stays in the line from then on."""
+        self._guard = f"  [{state}]"
+
+    def evaluation(self, record: Record) -> None:
+        self._accuracy = f"{record['accuracy']:.1%}"
+        sampled = f", sampled {record['sampled_accuracy']:.1%}" if "sampled_accuracy" in record else ""
+        self.notice(f"step {record['step']}: held-out accuracy {self._accuracy}{sampled} ({record['n']} problems)")
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def say(console: Console, text: str) -> None:
+    """Prints a text as it is: commands are to be copied, so no line is broken and nothing is taken for markup."""
+    console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def print_summary(
+    console: Console, folder: Path, summary: Record, before: Sequence[Record], after: Sequence[Record]
+) -> None:
+    """The close of a run: accuracy before and after, samples before and after, what to do next."""
+    table = Table(title=f"{summary['status']}: {counted(summary['steps'], 'update')} in {summary['seconds']:.0f} s")
+    for column in ("held-out", "before", "after"):
+        table.add_column(column, justify="left" if column == "held-out" else "right")
+    first, final = summary["first_eval"] or {}, summary["final_eval"] or {}
+    for key in ("accuracy", "sampled_accuracy", "partial_accuracy", "format_accuracy"):
+        if key in first and key in final:
+            end = f"{final[key]:.1%}" if final["step"] > first["step"] else "-"  # stopped before its second evaluation
+            table.add_row(key.replace("_", " "), f"{first[key]:.1%}", end)
+    console.print(table)
+    for old, new in zip(before, after, strict=False):
+        console.print(
+            Panel(
+                f"before  {old['completion']}\nafter   {new['completion']}\ntruth   {new['answer']}",
+                title=console.render_str(old["question"]),
+                title_align="left",
+            ),
+            markup=False,
+            highlight=False,
+        )
+    page = f"\nReport:     {folder / 'report.html'}" if (folder / "report.html").exists() else ""
+    say(console, "\n".join([f"Run folder: {folder}{page}\n\nNext:", *(f"  {line}" for line in summary["advice"])]))
+
+
+def shell_command(verb: str) -> str:
+    """How to call a verb from the user's shell: by its script in a checkout, else by the installed command."""
+    here = of_the_shell()
+    script = {"train": "run_training.py", "evaluate": "evaluate.py"}.get(verb)
+    if script is None or not (here / script).exists():
+        beside = os.path.join(os.path.dirname(sys.executable), "agent-tunix")
+        installed = shutil.which("agent-tunix") is None and os.path.exists(beside)
+        return f"{os.path.relpath(beside, here) if installed else 'agent-tunix'} {verb}"
+    found = shutil.which("python")
+    named = found is not None and _same_python(found, sys.executable)
+    return f"{'python' if named else os.path.relpath(sys.executable, here)} {script}"
+
+
+def searched_too() -> list[str]:
+    """The `--config-dir` that the user gave, as an option for commands like this one; ./conf and ours are found without."""
+    sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
+    given = [Path(source.path).resolve() for source in sources if source.provider == "command-line"]
+    found = (config_folder(), of_the_shell().resolve() / "conf")
+    return [f"--config-dir={folder}" for folder in given if folder not in found]
+
+
+def _same_python(one: str, other: str) -> bool:
+    """Whether two paths are one interpreter. Two environments may link to one file, but do so from different folders."""
+    return os.path.samefile(one, other) and os.path.samefile(os.path.dirname(one), os.path.dirname(other))

@@ -1,0 +1,274 @@
+"""A run's folder: configuration, metrics, evaluations, samples, summary and TensorBoard curves (see docs/api/train.rst)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import resource
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from agent_tunix.config import output_folders
+from agent_tunix.engine import distributed
+from agent_tunix.engine.batch import Scored
+from agent_tunix.engine.update import UpdateStats
+from agent_tunix.environments.stream import Example
+from agent_tunix.errors import UserError
+from agent_tunix.training.loggers.tensorboard import CurveFile
+
+Record = dict[str, Any]
+
+
+class RunFolder:
+    """Writes the artefacts of a run. One that goes on from a checkpoint drops what was written after that step."""
+
+    def __init__(self, path: Path, resumed_at: int | None = None):
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        with self.rewinding(resumed_at) if resumed_at is not None else contextlib.nullcontext():
+            self._tensorboard = CurveFile(path / "tensorboard")
+
+    def metrics(self, record: Record) -> None:
+        self._append("metrics.jsonl", [record])
+        self._curves(record, prefix="train/")
+
+    def evaluation(self, record: Record) -> None:
+        self._append("evals.jsonl", [record])
+        of_set = f"{record['set']}/" if "set" in record else ""  # not the run's own: it has curves of its own
+        self._curves(record, prefix=f"{record['split']}/{of_set}")
+
+    def samples(self, records: Iterable[Record]) -> None:
+        self._append("samples.jsonl", records)
+
+    def summary(self, record: Record) -> None:
+        """Replaces summary.json atomically."""
+        self._refuse_removed()
+        replace_text(self.path / "summary.json", json.dumps(record, indent=2) + "\n")
+
+    @contextlib.contextmanager
+    def rewinding(self, step: int) -> Iterator[None]:
+        """Drops the records of later steps, lines cut short and the summary: the run will write them again.
+
+        It does so at the end of this context. Before it begins, all was read, and what stays lies beside what it replaces: a
+        fault until then leaves the folder as it was.
+        """
+        files = [self.path / name for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl")]
+        with _replacing({path: _lines_until(path, step) for path in files if path.exists()}):
+            yield
+        (self.path / "summary.json").unlink(missing_ok=True)
+        self._tensorboard.forget(step + 1)
+
+    def close(self) -> None:
+        self._tensorboard.close()
+
+    def _refuse_removed(self) -> None:
+        if not self.path.is_dir():
+            raise UserError(f"{self.path} was removed while its run went on, and what it held is lost. Start the run again.")
+
+    def _append(self, name: str, records: Iterable[Record]) -> None:
+        self._refuse_removed()
+        with open(self.path / name, "ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                file.write(b"" if file.read(1) == b"\n" else b"\n")  # after a line that was cut short
+            file.write("".join(_line(record) for record in records).encode())
+
+    def _curves(self, record: Mapping[str, Any], prefix: str) -> None:
+        numbers = {key: value for key, value in record.items() if key != "step" and isinstance(value, int | float)}
+        self._tensorboard.add(record["step"], {prefix + key: value for key, value in numbers.items()})
+
+
+class NoFolder(RunFolder):
+    """The folder of a run that another process writes."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def metrics(self, record: Record) -> None: ...
+    def evaluation(self, record: Record) -> None: ...
+    def samples(self, records: Iterable[Record]) -> None: ...
+    def summary(self, record: Record) -> None: ...
+    @contextlib.contextmanager
+    def rewinding(self, step: int) -> Iterator[None]:
+        yield
+
+    def close(self) -> None: ...
+
+
+def run_folder(path: Path, resumed_at: int | None = None) -> RunFolder:
+    """The folder of a run, written by the first of its processes alone."""
+    return RunFolder(path, resumed_at) if distributed.first() else NoFolder(path)
+
+
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Keeps a folder to this process; refuses one that another is writing to. A kill releases it."""
+    descriptor = distributed.agreed(lambda: _claim(path) if distributed.first() else None)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _claim(path: Path) -> int:
+    try:
+        return output_folders.claim(path)
+    except BlockingIOError as fault:
+        raise UserError(f"{path} is being written by another process; let it end, or choose another folder.") from fault
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a file atomically: a kill leaves the old one or the new one; a fault leaves the old one and names it."""
+    with _replacing({path: text.encode()}):
+        pass
+
+
+@contextlib.contextmanager
+def _replacing(contents: Mapping[Path, bytes]) -> Iterator[None]:
+    """Writes new contents of files beside them, and puts them in their place at the end; a fault leaves the old ones."""
+    beside = {path: path.with_name(path.name + ".tmp") for path in contents}
+    path = Path()
+    try:
+        try:
+            for path, temporary in beside.items():
+                temporary.write_bytes(contents[path])
+        except OSError as fault:
+            raise OSError(fault.errno, fault.strerror, str(path)) from fault
+        yield
+        try:
+            for path, temporary in beside.items():
+                os.replace(temporary, path)
+        except OSError as fault:
+            raise OSError(fault.errno, fault.strerror, str(path)) from fault
+    except BaseException:
+        for temporary in beside.values():
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+        raise
+
+
+def _lines_until(path: Path, step: int) -> bytes:
+    """The lines of a .jsonl file that tell of a step or of those before it, as they are."""
+    if not path.is_file():
+        raise UserError(f"{path} is not a file, and a run's records go there. Move it away.")
+    lines = path.read_bytes().split(b"\n")
+    steps = [[record.get("step") for record in objects([line.decode(errors="replace")])] for line in lines]
+    kept = [isinstance(of[0], int) and of[0] <= step if of else False for of in steps]
+    return b"".join(line + b"\n" for line, stays in zip(lines, kept, strict=True) if stays)
+
+
+def read_records(path: Path) -> list[Record]:
+    """The objects of a .jsonl file, as far as they can be read: a kill or a full disk cuts a line short."""
+    return objects(read_text(path).split("\n"))
+
+
+def last_step(path: Path) -> int:
+    """The last step that a run's folder has recorded."""
+    steps = [record.get("step") for record in read_records(path / "metrics.jsonl")]
+    return max((step for step in steps if isinstance(step, int)), default=0)
+
+
+def read_text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def objects(texts: Iterable[str]) -> list[Record]:
+    """The JSON objects among some texts; others are left out."""
+    found = []
+    for text in texts:
+        with contextlib.suppress(ValueError, RecursionError):
+            found.append(json.loads(text))
+    return [record for record in found if isinstance(record, dict)]
+
+
+class Clock:
+    """Laps of one batch, in seconds."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str, *, again: bool = False) -> None:
+        """Ends a lap; one that is run `again` adds to the lap of that name."""
+        now = time.perf_counter()
+        before = self.laps.get(name, 0.0) if again else 0.0
+        self.laps[name], self._last = before + now - self._last, now
+
+    def total(self) -> float:
+        return self._last - self._start
+
+
+def update_record(step: int, stats: UpdateStats) -> Record:
+    """The metrics of an update; reading the numbers waits for it."""
+    loss = stats.loss
+    numbers = {
+        "loss": loss.loss,
+        "lr": stats.lr,
+        "grad_norm": stats.grad_norm,
+        "update_norm": stats.update_norm,
+        "update_survival": stats.update_survival,
+        "kl": loss.kl,
+        "entropy": loss.entropy,
+        "clip_fraction": loss.clip_fraction,
+    }
+    return {"step": step, **{name: float(number) for name, number in numbers.items()}}
+
+
+def reward_record(scored: Scored, ended_B: np.ndarray) -> Record:
+    """The metrics of a batch of completions and their rewards."""
+    return {
+        "reward/mean": float(scored.rewards_PG.mean()),
+        "reward/std": float(scored.rewards_PG.std()),
+        **{f"reward/{name}": float(value.mean()) for name, value in scored.values.items()},
+        **({} if scored.penalty_B is None else {"overlong/penalty": float(scored.penalty_B.mean())}),
+        "groups/zero_variance": float((np.ptp(scored.rewards_PG, axis=1) == 0).mean()),
+        "completion/truncated": float(1 - ended_B.mean()),
+    }
+
+
+def cost_record(lengths_B: np.ndarray, clock: Clock) -> Record:
+    """What a batch took, up to now."""
+    return {
+        "completion/length": float(lengths_B.mean()),
+        **clock.laps,
+        "tokens_per_second": float(lengths_B.sum() / clock.total()),
+        "memory/peak_gb": peak_memory_gb(),
+    }
+
+
+def sample_records(example: Example, scored: Scored, advantages_PG: np.ndarray) -> list[Record]:
+    """Lines of samples.jsonl: the best and the worst completion of the batch's first prompt."""
+    rewards_G = scored.rewards_PG[0]
+    return [
+        {
+            "prompt": example.question,
+            "answer": example.answer,
+            "completion": scored.texts[g],
+            "reward": float(rewards_G[g]),
+            "rewards": {name: float(value[g]) for name, value in scored.values.items()},
+            "advantage": float(advantages_PG[0, g]),
+        }
+        for g in (int(rewards_G.argmax()), int(rewards_G.argmin()))
+    ]
+
+
+def peak_memory_gb() -> float:
+    """Peak memory of the device, where it reports one; else of this process."""
+    stats = jax.local_devices()[0].memory_stats()
+    if stats and "peak_bytes_in_use" in stats:
+        return stats["peak_bytes_in_use"] / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def _line(record: Record) -> str:
+    """Strict JSON has no NaN: what is not finite is written as null."""
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+    return json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n"

@@ -1,0 +1,174 @@
+"""What a run is made of: everything that its configuration names, opened and checked before anything is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from agent_tunix.config.guidance import warnings
+from agent_tunix.config.imports import OWN, Origin
+from agent_tunix.config.schema import Config
+from agent_tunix.engine.engine import Engine
+from agent_tunix.engine.random_keys import Purpose, step_key
+from agent_tunix.engine.sampler import Sampling
+from agent_tunix.environments.rewards import Scorer
+from agent_tunix.environments.stream import Stream
+from agent_tunix.lab.plan.plan import too_large
+from agent_tunix.models.base import Model
+from agent_tunix.models.lora import Adapters
+from agent_tunix.models.sharding import rows_to_come
+from agent_tunix.training import loading
+from agent_tunix.training.data import Notice, Task, load_task, refuse_unknown_tokens, with_demonstrations
+from agent_tunix.training.horizon import Plan, coefficients, hyperparameters, loss_form, make_plan, too_few
+from agent_tunix.types import Batch, Prompts
+
+Way = tuple[Sampling, float]  # of answering held-out problems: how tokens are drawn, and at which temperature
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Everything that stays the same over a run."""
+
+    cfg: Config
+    model: Model
+    engine: Engine
+    task: Task
+    plan: Plan
+    sampling: Sampling
+    scorer: Scorer
+    stream: Stream
+    overrides: tuple[str, ...]  # as they were given
+    started: float  # on the monotonic clock
+    first_answers: dict[str, list[list[str]]]  # of policies before their first update, for all runs of the process
+
+    def key(self, step: int, purpose: Purpose) -> jax.Array:
+        return step_key(self.cfg.seed, step, purpose)
+
+    def evaluation_ways(self) -> list[Way]:
+        """How held-out problems are answered: greedily and, if that is asked for, as in training."""
+        one = dataclasses.replace(self.sampling, num_generations=1)
+        as_trained = [(one, self.cfg.generation.temperature)] if self.cfg.evaluation.sampled else []
+        return [(dataclasses.replace(one, greedy=True), 1.0), *as_trained]
+
+    def beginning(self, way: Way) -> str:
+        """Equal for runs whose policies, before their first update, give the same answers to held-out problems."""
+        cfg, training = self.cfg, self.cfg.training
+        begun = cfg.model, cfg.seed, training.init_from, training.init_step
+        asked = cfg.data, training.train_fraction, cfg.evaluation, cfg.generation, self.task.prompt_width
+        return repr((begun, asked, way))
+
+
+class Loaded:
+    """What a process has loaded: the last model, all data and rewards, answers of policies before their first update.
+
+    The next run that needs the same finds it here.
+    """
+
+    def __init__(self) -> None:
+        self._model: tuple[Any, Model] | None = None
+        self._tasks: dict[str, Task] = {}
+        self._scorers: dict[str, Scorer] = {}
+        self.first_answers: dict[str, list[list[str]]] = {}
+
+    def model(self, cfg: Config) -> Model:
+        wanted = (cfg.model, cfg.training.init_from, cfg.training.init_step)
+        if self._model is None or self._model[0] != wanted:
+            self._model = None  # two sets of weights need not fit
+            self._model = (wanted, loading.load_model(cfg))
+        return self._model[1]
+
+    def task(self, cfg: Config, model: Model, notice: Notice) -> Task:
+        cuts = (cfg.generation.max_prompt_length, cfg.evaluation.num_examples, cfg.training.train_fraction)
+        seed = cfg.seed if cfg.data.source == "arithmetic" else None  # files are cut the same for every seed
+        wanted = repr((cfg.data, seed, cuts, cfg.model.weights))
+        if wanted not in self._tasks:
+            task = load_task(cfg, model.tokenizer, notice)
+            refuse_unknown_tokens([example.prompt_ids for example in (*task.train, *task.validation)], model.arch)
+            self._tasks[wanted] = task
+        return self._tasks[wanted]
+
+    def scorer(self, cfg: Config, origin: Origin, notice: Notice) -> Scorer:
+        """Jobs that differ in weights alone share the functions, and the process in which these run."""
+        reward = cfg.reward
+        wanted = repr((reward.functions, reward.timeout, origin))
+        if wanted not in self._scorers:
+            self._scorers[wanted] = Scorer(reward.functions, reward.weights, origin, notice, reward.timeout)
+        return self._scorers[wanted].weighing(reward.weights)
+
+
+def prepare(cfg: Config, loaded: Loaded, notice: Notice, overrides: Sequence[str] = (), origin: Origin = OWN) -> Run:
+    """Opens what a run needs; whatever the user must mend is found here, before anything is written."""
+    started = time.monotonic()
+    model = loaded.model(cfg)
+    unusual = loading.unusual_adapters(cfg, model.arch)
+    scorer = loaded.scorer(cfg, origin, notice)
+    task = loaded.task(cfg, model, notice)
+    if cfg.training.method == "supervised":
+        train = with_demonstrations(task.train, model.tokenizer, model.arch, cfg.generation.max_generation_steps, notice)
+        task = dataclasses.replace(task, train=train)
+    plan = make_plan(cfg, len(task.train))
+    too_much = too_large(cfg, task.prompt_width)
+    for line in (*unusual, *too_few(cfg, plan), *too_much, *warnings(cfg, len(task.train))):
+        notice(f"warning: {line}")
+    stream = Stream(task.train, cfg.training.prompts_per_step, plan.batches_per_epoch, cfg.seed)
+    sampling = loading.training_sampling(cfg, model.tokenizer)
+    engine = engine_of(cfg, model, loading.earlier_adapters(cfg, model))
+    return Run(cfg, model, engine, task, plan, sampling, scorer, stream, tuple(overrides), started, loaded.first_answers)
+
+
+def engine_of(cfg: Config, model: Model, reference: Adapters | None) -> Engine:
+    """The engine that serves a configuration."""
+    micro_batches = cfg.training.prompts_per_step // cfg.training.micro_batch_size
+    of_loss = loss_form(cfg), coefficients(cfg)
+    return Engine(model, reference, micro_batches, *of_loss, cfg.optimizer.optimizer_name, cfg.training.max_kl)
+
+
+def compile_ahead(r: Run) -> None:
+    """Begins to compile the programs of a run that trains adapters by GRPO on one device, before any weight is read."""
+    if r.cfg.training.method == "grpo" and r.cfg.model.lora_rank > 0 and r.model.mesh.size == 1:
+        r.engine.compile_ahead(partial(first_calls, r))
+
+
+def first_calls(r: Run, engine: Engine) -> None:
+    """Makes the calls of a run's first steps, with shapes for arrays, as if completions were as long as they can be.
+
+    The update comes first: it takes longest to compile.
+    """
+    state = loading.state_shapes(r.cfg, r.model)
+    policy = engine.policy(state.trainable)
+    to_come, key = partial(rows_to_come, mesh=r.model.mesh), jax.eval_shape(r.key, 0, Purpose.ROLLOUT)
+
+    def prompts(rows: int) -> Prompts:
+        ids_PS = to_come((rows, r.task.prompt_width), jnp.int32)
+        return Prompts(ids_PS, ids_PS)
+
+    asked = prompts(r.cfg.training.prompts_per_step)
+    shape = (r.cfg.training.prompts_per_step * r.sampling.num_generations, r.sampling.max_steps)
+    numbers_BC, numbers_B = to_come(shape, jnp.float32), to_come(shape[:1], jnp.float32)
+    tokens_BC, mask_BC = to_come(shape, jnp.int32), to_come(shape, bool)
+    drawn = Batch(asked, tokens_BC, mask_BC, mask_BC, numbers_BC)
+    corrected, compared = r.cfg.grpo.importance_correction != "none", r.cfg.grpo.beta > 0
+    learnt = dataclasses.replace(
+        drawn,
+        trainer_logprobs_BC=numbers_BC if corrected else None,
+        reference_logprobs_BC=numbers_BC if compared else None,
+        weights_BC=numbers_BC,
+        advantages_B=numbers_B,
+    )
+    engine.update(state, learnt, hyperparameters(r.cfg, r.plan, 1))
+    held_out = prompts(min(r.cfg.evaluation.batch_size, len(r.task.validation)))
+    for way in r.evaluation_ways():
+        engine.sample(policy, held_out, key, *way, shared=r.beginning(way))
+    engine.sample(policy, asked, key, r.sampling, r.cfg.generation.temperature)
+    if corrected:
+        engine.policy_logprobs(policy, drawn)
+    if compared:
+        engine.reference_logprobs(drawn)
+    for way in r.evaluation_ways():
+        engine.sample(policy, held_out, key, *way)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import fcntl
+import os
+
+from agent_tunix.config.output_folders import MULTIRUN, missing, note, remove_empty, remove_unused
+
+
+def test_what_was_there_before_stays_and_so_does_what_holds_something(tmp_path):
+    (tmp_path / "mine").mkdir()
+    note(run := tmp_path / "mine" / "runs" / "1")
+    run.mkdir(parents=True)
+    (run / "config.yaml").touch()
+    remove_unused()
+    assert (run / "config.yaml").exists()
+    (run / "config.yaml").unlink()
+    remove_unused()
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_hydras_file_goes_where_it_is_alone(tmp_path):
+    note(tmp_path / "sweep" / MULTIRUN)
+    (tmp_path / "sweep" / "0").mkdir(parents=True)
+    (tmp_path / "sweep" / MULTIRUN).touch()
+    remove_unused()
+    assert (tmp_path / "sweep" / MULTIRUN).exists()
+    remove_empty([tmp_path / "sweep" / "0"])
+    remove_unused()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_through_a_file_is_missing(tmp_path):
+    (tmp_path / "file").touch()
+    assert missing(tmp_path / "file" / "run") == [tmp_path / "file" / "run"]
+
+
+def test_a_folder_that_another_process_has_claimed_stays(tmp_path):
+    """Both have found it missing; one of them claimed it first, and has written nothing yet."""
+    note(tmp_path / "sweep" / MULTIRUN)
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / MULTIRUN).touch()
+    claim = os.open(tmp_path / "sweep", os.O_RDONLY)
+    fcntl.flock(claim, fcntl.LOCK_EX)
+    remove_unused()
+    assert (tmp_path / "sweep" / MULTIRUN).exists()
+    os.close(claim)
+    remove_unused()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agent_tunix.engine import sampler
+from agent_tunix.engine.sampler import Draw, Sampling, sample
+from agent_tunix.engine.update import completion_logprobs
+from agent_tunix.kernels import matmul, nvrtc
+from agent_tunix.models import attention
+from agent_tunix.models.checkpoints.loading import init_weights
+from agent_tunix.models.families.gemma3 import Architecture
+from agent_tunix.models.lora import init_adapters
+from agent_tunix.types import Prompts
+
+ENDS = (1, 2, 3, 4)
+PLAIN = Sampling(top_k=None, top_p=1.0, max_steps=6, num_generations=4, end_ids=ENDS, pad_id=0)
+LOGITS = jnp.asarray(np.random.default_rng(0).normal(0, 1.5, 12), jnp.float32)
+draw_tokens = jax.jit(sampler.draw_tokens, static_argnames="sampling")
+
+
+def with_(**changes) -> Sampling:
+    return dataclasses.replace(PLAIN, **changes)
+
+
+def uniform(rows: int, key: int = 0) -> jax.Array:
+    return jax.random.uniform(jax.random.key(key), (rows, 1))
+
+
+def frequencies(sampling: Sampling, logits=LOGITS, rows=20_000) -> np.ndarray:
+    tokens = draw_tokens(jnp.broadcast_to(logits, (rows, len(logits))), uniform(rows), sampling)
+    return np.bincount(tokens, minlength=len(logits))
+
+
+def truncated(sampling: Sampling, logits=LOGITS) -> np.ndarray:
+    """The exact distribution: the k likeliest, then the smallest set that holds p of those."""
+    scores = np.asarray(logits, np.float64)
+    scores[sampling.pad_id] = -np.inf
+    order = np.argsort(-scores)[: sampling.top_k]
+    probs = np.exp(scores[order]) / np.exp(scores[order]).sum()
+    size = int(np.searchsorted(np.cumsum(probs), sampling.top_p)) + 1 if sampling.top_p < 1 else len(probs)
+    exact = np.zeros(len(scores))
+    exact[order[:size]] = probs[:size] / probs[:size].sum()
+    return exact
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"top_k": 5},
+        {"top_k": 1},
+        {"top_k": 99},
+        {"top_p": 0.7},
+        {"top_p": 1e-6},
+        {"top_k": 6, "top_p": 0.8},
+    ],
+    ids=str,
+)
+def test_tokens_are_drawn_from_the_exact_truncated_distribution(changes):
+    """Nothing outside of the set, and within it a chi-square below the 99.9 % quantile for up to 11 degrees (31.3)."""
+    sampling = with_(**changes)
+    counts, exact = frequencies(sampling), truncated(sampling)
+    inside = exact > 0
+    assert (counts[~inside] == 0).all()
+    expected = exact[inside] * counts.sum()
+    assert ((counts[inside] - expected) ** 2 / expected).sum() < 31.3
+    assert expected.min() > 5, "the test can tell"
+
+
+@pytest.mark.parametrize("pad_id", [0, 7, 11])
+@pytest.mark.parametrize("changes", [{}, {"greedy": True}, {"top_k": 3}, {"top_k": 1}, {"top_p": 0.5}], ids=str)
+def test_padding_is_never_drawn_even_when_its_logit_is_the_largest(pad_id, changes):
+    counts = frequencies(with_(pad_id=pad_id, **changes), LOGITS.at[pad_id].set(50.0), rows=500)
+    assert counts[pad_id] == 0
+
+
+def test_greedy_takes_the_likeliest_token():
+    logits = np.random.default_rng(1).normal(size=(50, 12)).astype(np.float32)
+    want = logits[:, 1:].argmax(axis=1) + 1
+    np.testing.assert_array_equal(draw_tokens(logits, uniform(50), with_(greedy=True)), want)
+
+
+@pytest.mark.parametrize("temperature", [1e-12, 3e-38])
+def test_a_temperature_near_zero_draws_the_likeliest_token(temperature):
+    """Divided by it as they are, logits would be too large for numbers."""
+    logits_BV = jnp.asarray([[50.0, 52.0, 51.0], [-52.0, -51.0, -50.0]])
+    sampling = Sampling(top_k=None, top_p=1.0, max_steps=1, num_generations=1, end_ids=(7,), pad_id=9)
+    numbers_B1 = jnp.full((2, 1), temperature), jnp.full((2, 1), 0.5)
+    tokens_B, logprobs_B = sampler._draw_rows(logits_BV, *numbers_B1, sampling=sampling)
+    assert tokens_B.tolist() == [1, 2]
+    np.testing.assert_array_equal(logprobs_B, 0.0)
+
+
+def test_equal_logits_with_top_p_keep_just_enough_tokens():
+    counts = frequencies(with_(top_p=0.5), jnp.zeros(9), rows=2000)
+    assert (counts > 0).sum() == 4
+
+
+def test_rows_are_drawn_independently():
+    """Two rows that saw the same noise would agree always; independent ones agree with the probability of the sum of p^2."""
+    tokens = np.asarray(draw_tokens(jnp.broadcast_to(LOGITS, (20_000, 12)), uniform(20_000, key=1), PLAIN)).reshape(-1, 2)
+    agree, expected = (tokens[:, 0] == tokens[:, 1]).mean(), (truncated(PLAIN) ** 2).sum()
+    assert abs(agree - expected) < 4 * np.sqrt(expected / len(tokens))
+
+
+def test_an_index_is_drawn_from_its_lower_bound_on_and_below_its_upper_one():
+    """As by numpy, with numbers that are exact in binary."""
+    weights, share = np.float32([1, 0, 2, 4, 1]) / 8, np.arange(8, dtype=np.float32) / 8
+    drawn = sampler._invert_cdf(jnp.asarray(share)[:, None], jnp.broadcast_to(weights, (8, 5)))
+    assert drawn.tolist() == np.searchsorted(np.cumsum(weights), share, side="right").tolist()
+
+
+def test_no_index_of_weight_zero_is_drawn_whatever_the_rounding_of_the_sum():
+    """A parallel prefix sum rounds each entry in its own way, so it may rise where the weight is zero."""
+    rng = np.random.default_rng(0)
+    weights = np.sort(rng.dirichlet(np.full(2048, 0.3), 200).astype(np.float32))[:, ::-1].copy()
+    weights[:, 1024:] = 0
+    for share in (0.0, 1.0):  # the least and the greatest number a generator can give
+        drawn = np.asarray(sampler._invert_cdf(jnp.full((200, 1), share), jnp.asarray(weights)))
+        assert (np.take_along_axis(weights, drawn[:, None], 1) > 0).all()
+    holes = weights.copy()
+    holes[:, ::2] = 0
+    cdf = np.cumsum(holes, axis=1)
+    for column in (0, 1, 100, 1022, 1023):
+        share = cdf[:, column : column + 1] / cdf[:, -1:]
+        drawn = np.asarray(sampler._invert_cdf(jnp.asarray(share), jnp.asarray(holes)))
+        assert (np.take_along_axis(holes, drawn[:, None], 1) > 0).all()
+
+
+@pytest.fixture(scope="module")
+def draw(weights, adapters, prompts, arch):
+    def draw(key=0, prompts=prompts, adapters=adapters, weights=weights, temperature=1.0, **changes):
+        draws = (Draw(adapters, prompts, jax.random.key(key), temperature),)
+        return sample(weights, draws, arch=arch, sampling=with_(**changes))[0]
+
+    return draw
+
+
+@pytest.fixture(scope="module")
+def reread(weights, adapters, prompts, arch):
+    """The trainer's log-probabilities of a rollout."""
+    score = jax.jit(partial(completion_logprobs, arch=arch), static_argnames="temperature")
+
+    def reread(rollouts, temperature):
+        return score(weights, adapters, prompts, rollouts.tokens_BC, rollouts.mask_BC, temperature=temperature)[0]
+
+    return reread
+
+
+def test_same_key_same_tokens_and_another_key_other_tokens(draw):
+    first, again, other = (np.asarray(draw(key).tokens_BC) for key in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).mean() > 0.5
+
+
+def test_noise_differs_between_the_steps_of_a_rollout_and_the_members_of_a_group(draw, weights):
+    """A model whose logits are all equal has nothing but noise to choose by."""
+    flat = dataclasses.replace(weights, embed_VD=jnp.zeros_like(weights.embed_VD))
+    rollouts = draw(weights=flat)
+    rows = [
+        row[covered].tolist() for row, covered in zip(*map(np.asarray, (rollouts.tokens_BC, rollouts.mask_BC)), strict=True)
+    ]
+    assert len({token for row in rows for token in row}) > 20, "of 39"
+    assert all(len(set(row)) > len(row) / 2 for row in rows)
+    assert len({tuple(row) for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize("changes", [{}, {"temperature": 0.7, "top_k": 5, "top_p": 0.9}, {"greedy": True}], ids=str)
+def test_the_sampler_reports_the_log_probabilities_the_trainer_finds(draw, reread, changes):
+    """At the temperature, over the whole vocabulary; with a cached decode against one forward pass."""
+    rollouts = draw(**changes)
+    mask = np.asarray(rollouts.mask_BC)
+    want = np.asarray(reread(rollouts, changes.get("temperature", 1.0)))
+    np.testing.assert_allclose(np.asarray(rollouts.logprobs_BC)[mask], want[mask], rtol=1e-4, atol=1e-4)
+    assert (np.asarray(rollouts.logprobs_BC)[~mask] == 0).all()
+
+
+def test_the_mask_covers_everything_up_to_the_end_token_and_nothing_after(draw):
+    rollouts = draw()
+    tokens, mask, ended = (np.asarray(x) for x in (rollouts.tokens_BC, rollouts.mask_BC, rollouts.ended_B))
+    assert 0 < ended.sum() < len(ended), "the test has both kinds"
+    for row, covered, done in zip(tokens, mask, ended, strict=True):
+        ends = np.flatnonzero(np.isin(row, ENDS))
+        assert done == (len(ends) > 0)
+        length = ends[0] + 1 if done else len(row)
+        assert covered.tolist() == [True] * length + [False] * (len(row) - length)
+        assert (row[length:] == 0).all()
+        assert (row[:length] != 0).all()
+
+
+def test_greedy_decoding_follows_the_argmax_of_the_full_forward_pass(draw, weights, adapters, prompts, arch):
+    rollouts = draw(greedy=True)
+    shared = jax.tree.map(lambda x: np.repeat(x, 4, axis=0), prompts)
+    at = np.where(rollouts.mask_BC, shared.positions_PS[:, -1:] + 1 + np.arange(6), -1)
+    tokens_BT, positions_BT = np.hstack([shared.tokens_PS, rollouts.tokens_BC]), np.hstack([shared.positions_PS, at])
+
+    @jax.jit
+    def logits(tokens_BT, positions_BT):
+        hidden_BTD, _ = sampler.gemma3.forward(weights, adapters, arch, tokens_BT, positions_BT)
+        return sampler.gemma3.unembed(weights, hidden_BTD)
+
+    best = np.asarray(logits(tokens_BT, positions_BT))[:, 7:-1, 1:].argmax(axis=-1) + 1
+    mask = np.asarray(rollouts.mask_BC)
+    np.testing.assert_array_equal(np.asarray(rollouts.tokens_BC)[mask], best[mask])
+    assert mask.sum(axis=1).max() > 2, "the test follows several tokens"
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_the_group_of_a_prompt_does_not_depend_on_its_neighbours(draw, prompts, greedy):
+    other = Prompts(prompts.tokens_PS.at[::2, 4:].set(11), prompts.positions_PS)
+    ours, theirs = (np.asarray(draw(prompts=p, greedy=greedy).tokens_BC) for p in (prompts, other))
+    np.testing.assert_array_equal(ours[4:8], theirs[4:8])
+    assert (ours[:4] != theirs[:4]).any()
+
+
+def test_the_loop_stops_when_all_have_ended(weights, prompts, arch, monkeypatch):
+    """A pass over the model counts itself; when the first token ends every sequence, no pass follows the prompt's."""
+    passes = []
+    forward = sampler.gemma3.forward
+
+    def counted(*args, **kwargs):
+        jax.debug.callback(lambda: passes.append(1))
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(sampler.gemma3, "forward", counted)
+    greedy = jax.jit(partial(sample.__wrapped__, arch=arch, sampling=with_(greedy=True, end_ids=(1,))))
+
+    def count(weights) -> tuple[int, bool]:
+        passes.clear()
+        (rollouts,) = greedy(weights, (Draw(None, prompts, jax.random.key(0)),))
+        ended_B = np.asarray(rollouts.ended_B)
+        jax.effects_barrier()
+        return len(passes), bool(ended_B.all())
+
+    flat = dataclasses.replace(weights, embed_VD=jnp.zeros_like(weights.embed_VD))  # greedy takes token 1, the first
+    assert count(flat) == (1, True)
+    assert count(weights) == (PLAIN.max_steps, False)
+
+
+def test_policies_sampled_together_draw_what_each_draws_alone(weights, adapters, prompts, arch):
+    """Other adapters, other prompts, another key and another temperature: only the base is shared."""
+    other = Prompts(prompts.tokens_PS.at[:, 5:].set(11), prompts.positions_PS)
+    scaled = jax.tree.map(lambda x: 1.5 * x, adapters)
+    draws = (
+        Draw(adapters, prompts, jax.random.key(0), 1.0),
+        Draw(scaled, prompts, jax.random.key(0), 0.7),
+        Draw(adapters, other, jax.random.key(1), 1.0),
+    )
+    together = sample(weights, draws, arch=arch, sampling=PLAIN)
+    for got, draw in zip(together, draws, strict=True):
+        (alone,) = sample(weights, (draw,), arch=arch, sampling=PLAIN)
+        np.testing.assert_array_equal(got.tokens_BC, alone.tokens_BC)
+        np.testing.assert_array_equal(got.mask_BC, alone.mask_BC)
+        np.testing.assert_allclose(got.logprobs_BC, alone.logprobs_BC, atol=1e-5)
+    assert (np.asarray(together[0].tokens_BC) != np.asarray(together[1].tokens_BC)).any()
+
+
+@pytest.mark.parametrize("policies", [1, 3])
+def test_what_is_prepared_is_what_tracing_asks_for(policies, monkeypatch):
+    """Kernels of a Hopper GPU, told by what NVRTC is given; here it is only asked."""
+    asked, shape = [], jax.ShapeDtypeStruct
+    numbers = {"vocab_size": 96, "num_layers": 2, "embed_dim": 512, "num_heads": 2, "num_kv_heads": 1, "head_dim": 256}
+    numbers |= {"hidden_dim": 256, "sliding_window": 24, "global_every": 2, "query_scale": 1 / 16, "norm_eps": 1e-6}
+    arch = Architecture(rope_local_base=1e4, rope_global_base=1e6, rope_global_factor=1.0, **numbers)
+    monkeypatch.setattr(matmul, "capability", lambda: matmul.HOPPER)
+    monkeypatch.setattr(matmul, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(attention, "cudnn_serves", lambda _: False)
+    monkeypatch.setattr(nvrtc, "serves", lambda: True)
+    monkeypatch.setattr(nvrtc, "compiled", lambda source, macros, folder: asked.append(macros) or "")
+    monkeypatch.setattr(nvrtc, "call", lambda name, ptx, given, made, *_, **__: [jnp.zeros(x.shape, x.dtype) for x in made])
+    weights = jax.eval_shape(partial(init_weights, arch=arch, dtype=jnp.bfloat16), jax.random.key(0))
+    own = jax.eval_shape(partial(init_adapters, arch=arch, modules=("q_proj",), rank=8, alpha=16.0), jax.random.key(0))
+    prompts = Prompts(shape((3, 40), jnp.int32), shape((3, 40), jnp.int32))
+    draws = (Draw(own, prompts, jax.eval_shape(partial(jax.random.key, 0)), 0.9),) * policies
+    sampler.prepare(weights, draws, arch=arch, sampling=PLAIN)
+    sample.eval_shape(weights, draws, arch=arch, sampling=PLAIN)
+    first, second = asked
+    assert first == second
+    assert (first["POLICIES"], first["PROMPTS"], first["GROUP"], first["PROMPT_TILES"]) == (policies, 3, 4, 3)

@@ -1,0 +1,153 @@
+"""The live page: two paths, this machine alone, and always what the folder says now."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+
+import pytest
+
+from agent_tunix.errors import UserError
+from agent_tunix.lab.report import watch
+
+
+@pytest.fixture
+def serve():
+    """Serves a folder on a free port, and gives a way to ask it."""
+    servers = []
+
+    def start(folder):
+        server = watch.Server(folder, 0)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        servers.append((server, thread))
+
+        def ask(path="/data.json", method="GET", host=None):
+            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+            connection.request(method, path, headers={"Host": host} if host else {})
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            connection.close()
+            return answer.status, text
+
+        return ask
+
+    yield start
+    for server, thread in servers:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_it_waits_for_a_folder_and_then_follows_it(serve, write_run, tmp_path):
+    ask = serve(tmp_path / "run")
+    assert json.loads(ask()[1])["verdict"]["lead"] == "Waiting"
+    (tmp_path / "run").mkdir()
+    assert json.loads(ask()[1])["verdict"]["lead"] == "Waiting"
+    (tmp_path / "run").rmdir()
+    write_run(tmp_path / "run", steps=3, status=None)
+    kl = json.loads(ask()[1])["sections"][0]["charts"][-4]
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 4, "kl": 0.5, "lr": 1e-5}\n{"step": 5, "kl":')
+    newer = json.loads(ask()[1])["sections"][0]["charts"][-4]
+    assert kl["id"] == newer["id"] == "kl"
+    assert newer["series"][0]["points"] == [*kl["series"][0]["points"], [4, 0.5]]
+
+
+def test_a_configuration_that_is_being_written_is_waited_for(serve, tmp_path):
+    (tmp_path / "config.yaml").write_text("a: [1,")
+    status, text = serve(tmp_path)()
+    assert status == 200
+    assert "cannot be read yet" in json.loads(text)["verdict"]["text"]
+
+
+@pytest.mark.parametrize("place", ["run", "sweep/0", "tune/1-coarse-rate/0"])
+def test_whatever_a_report_is_made_of_is_seen_to_change(write_run, tmp_path, place):
+    folder, top = write_run(tmp_path / place), tmp_path / place.partition("/")[0]
+    for name in ("config.yaml", "metrics.jsonl", "evals.jsonl", "samples.jsonl", "summary.json", "lr_find.json"):
+        before = watch._footprint(top)
+        with open(folder / name, "a") as file:
+            file.write("\n")
+        assert watch._footprint(top) != before, name
+
+
+def test_a_job_that_joins_a_sweep_is_seen(serve, write_run, tmp_path):
+    write_run(tmp_path / "0")
+    ask = serve(tmp_path)
+    assert len(json.loads(ask()[1])["sections"][0]["table"]["rows"]) == 1
+    write_run(tmp_path / "1")
+    assert len(json.loads(ask()[1])["sections"][0]["table"]["rows"]) == 2
+
+
+def test_the_page_is_live_and_may_ask_its_own_server(serve, write_run, tmp_path):
+    status, text = serve(write_run(tmp_path / "run"))("/")
+    assert status == 200
+    assert '"live":true' in text
+    assert "connect-src 'self'" in text
+
+
+def test_only_two_paths_one_method_and_this_machine_are_answered(serve, write_run, tmp_path):
+    ask = serve(write_run(tmp_path / "run"))
+    assert ask("/config.yaml")[0] == 404
+    assert ask("/../run/config.yaml")[0] == 404
+    assert ask("/", method="POST")[0] == 501
+    assert ask("/", host="evil.example")[0] == 403
+    assert ask("/data.json", host="evil.example:80")[0] == 403
+    assert ask("/", host="localhost:8265")[0] == 200
+    assert ask("/", host="127.0.0.1")[0] == 200
+    assert ask("/?again", host="LOCALHOST")[0] == 200
+    assert ask("/", method="HEAD") == (200, "")
+
+
+def test_a_folder_of_runs_is_told_from_one_that_is_waited_for(serve, write_run, tmp_path):
+    write_run(tmp_path / "runs" / "first")
+    assert f"watch one of them, as in {tmp_path}/runs/first." in json.loads(serve(tmp_path / "runs")()[1])["verdict"]["text"]
+
+
+def test_a_port_that_is_taken_is_said_or_passed_over(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"Port {port} is in use"):
+            watch.open_server(tmp_path, port)
+        monkeypatch.setattr(watch, "PORT", port)
+        with watch.open_server(tmp_path, None) as server:
+            assert port < server.server_port < port + watch.TRIES
+            assert server.server_address[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["a", "b"], ["a", "--port"], ["a", "--port", "x"], ["a", "--port", "70000"], ["-x"]]
+)
+def test_mistakes_are_answered_without_a_traceback(command, arguments):
+    outcome = command("watch", *arguments)
+    assert outcome.code == 2
+    assert "usage" in outcome.err
+
+
+def test_ctrl_c_ends_it_quietly(command, write_run, tmp_path, monkeypatch):
+    write_run(tmp_path / "run")
+
+    def interrupted(server):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch.Server, "serve_forever", interrupted)
+    outcome = command("watch", "run")
+    assert outcome.code == 0
+    assert "http://127.0.0.1:" in outcome.out
+    assert outcome.err == ""
+    assert "no such folder yet" not in outcome.out
+    assert "no such folder yet" in command("watch", "other").out
+
+
+@pytest.mark.parametrize("reading", ["contents", "kind_of"])
+def test_a_folder_that_goes_while_it_is_read_is_waited_for(serve, tmp_path, monkeypatch, reading):
+    def gone(folder):
+        raise FileNotFoundError(2, "No such file or directory", str(folder / "0"))
+
+    monkeypatch.setattr(watch, reading, gone)
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    status, text = serve(tmp_path)()
+    assert status == 200
+    assert "cannot be read yet" in json.loads(text)["verdict"]["text"]

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+COMMAND = """
+import signal, sys
+from agent_tunix.training.guard import Interruption
+signal.signal(signal.SIGHUP, signal.SIG_{handler})
+with Interruption() as interruption:
+    print("begun", flush=True)
+    {work}
+with open(sys.argv[1], "w") as file:
+    file.write(str(interruption.requested))
+"""
+HUNG_UP = "signal.raise_signal(signal.SIGHUP)"
+# The system tells of it first, and then a shell does, as above.
+ON_A_TERMINAL = f"""
+    while not interruption.requested: pass
+    {HUNG_UP}
+    print("no one reads this", flush=True)
+"""
+CLOSES_ITS_TERMINAL = """
+import os, pty, sys
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execv(sys.executable, [sys.executable, "-c", *sys.argv[1:]])
+assert os.read(terminal, 5) == b"begun"
+os.close(terminal)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("handler", "work", "stops"), [("DFL", "pass", False), ("DFL", f"{HUNG_UP}; {HUNG_UP}", True), ("IGN", HUNG_UP, False)]
+)
+def test_a_closed_terminal_is_a_request_to_stop_unless_it_is_to_be_outlived(handler, work, stops, tmp_path):
+    code = COMMAND.format(handler=handler, work=work)
+    assert subprocess.run([sys.executable, "-c", code, tmp_path / "left"], stdout=subprocess.DEVNULL).returncode == 0
+    assert (tmp_path / "left").read_text() == str(stops)
+
+
+def test_what_is_printed_to_a_closed_terminal_does_not_end_the_run(tmp_path):
+    code = COMMAND.format(handler="DFL", work=ON_A_TERMINAL)
+    assert subprocess.run([sys.executable, "-c", CLOSES_ITS_TERMINAL, code, tmp_path / "left"]).returncode == 0
+    assert (tmp_path / "left").read_text() == "True"

@@ -1,0 +1,75 @@
+"""What a person reads of a run while it trains and at its end, and the commands that are to be copied from there."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from agent_tunix import cli
+from agent_tunix.training.progress import Bars, counted, print_summary, shell_command
+
+
+def test_text_of_the_user_is_shown_as_it_is(tmp_path, capsys):
+    summary = {"status": "completed", "steps": 1, "seconds": 1.0, "first_eval": None, "final_eval": None, "advice": []}
+    texts = {"question": "[INST] two of [x] :x:? [/INST]", "answer": "[/b]", "completion": "[bold] :b:"}
+    print_summary(cli.console, Path("runs/[a]:100:"), summary, [texts], [texts])
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in (*texts.values(), "runs/[a]:100:"))
+
+
+def test_where_there_is_no_terminal_a_run_is_told_in_a_dozen_lines():
+    console = Console(file=io.StringIO(), width=200)
+    record = {"reward/mean": 0.5, "lr": 1e-5, "kl": 0.25, "tokens_per_second": 1234.0}
+    with Bars(console) as bars:
+        display = bars.display("training", 36)
+        display.evaluation({"step": 0, "accuracy": 0.375, "n": 8})
+        display.guard("rolled back 1x")
+        for step in range(1, 37):
+            display.step({"step": step, **record})
+    first, *lines = console.file.getvalue().splitlines()
+    assert first == "step 0: held-out accuracy 37.5% (8 problems)"
+    assert [line.split()[1] for line in lines] == [f"{step}/36" for step in range(3, 37, 3)]
+    assert lines[0] == "step  3/36  reward 0.50  held-out 37.5%  lr 1.0e-05  kl 0.250  1,234 tok/s  [rolled back 1x]"
+
+
+def test_the_close_of_a_run_sets_its_start_beside_its_end(capsys):
+    first, final = ({"step": step, "accuracy": share, "format_accuracy": share} for step, share in ((0, 0.25), (7, 0.75)))
+    summary = {"status": "completed", "steps": 7, "seconds": 3.0, "first_eval": first, "advice": ["do this"]}
+
+    def shown(final_eval: dict) -> list[list[str]]:
+        print_summary(cli.console, Path("runs/mine"), summary | {"final_eval": final_eval}, [], [])
+        return [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
+
+    lines = shown(final)
+    assert ["completed:", "7", "updates", "in", "3", "s"] in lines
+    assert ["accuracy", "25.0%", "75.0%"] in lines
+    assert ["format", "accuracy", "25.0%", "75.0%"] in lines
+    assert lines[-1] == ["do", "this"]
+    assert ["accuracy", "25.0%", "-"] in shown(first), "what a run was before it trained is not what it came to"
+    fewer = shown({"step": 7, "accuracy": 0.75})
+    assert not any("format" in line for line in fewer), "a run may be continued with fewer measures"
+
+
+def test_one_is_not_counted_as_many():
+    assert [counted(number, "update") for number in (0, 1, 2)] == ["0 updates", "1 update", "2 updates"]
+
+
+@pytest.mark.parametrize("name", ["python", "python3"])
+def test_python_is_called_so_where_that_is_the_one_at_work(tmp_path, monkeypatch, name):
+    """Installed commands are run by python3, which lies beside python."""
+    for folder in ("bin", "other"):
+        (tmp_path / folder).mkdir()
+        for link in ("python", "python3"):
+            (tmp_path / folder / link).symlink_to(sys.executable)
+    (tmp_path / "run_training.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / name))
+    assert shell_command("train") == "python run_training.py"
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "other" / name))
+    assert shell_command("train") == f"{os.path.join('other', name)} run_training.py"

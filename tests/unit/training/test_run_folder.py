@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from test_tensorboard import events_in
+
+from agent_tunix.engine.batch import Scored
+from agent_tunix.environments.stream import Example
+from agent_tunix.errors import UserError
+from agent_tunix.training.run_folder import (
+    RunFolder,
+    claimed,
+    cost_record,
+    last_step,
+    peak_memory_gb,
+    read_records,
+    replace_text,
+    reward_record,
+    sample_records,
+)
+
+
+def test_records_come_back_as_they_were_written(tmp_path):
+    folder = RunFolder(tmp_path / "deep" / "run")
+    folder.metrics({"step": 1, "loss": 0.1, "reward/mean": 1e-30})
+    folder.evaluation({"step": 0, "split": "validation", "n": 3, "accuracy": 0.5})
+    folder.samples([{"step": 1, "completion": "zwölf\n\u2028 ≠ 13"}, {"step": 1, "completion": ""}])
+    folder.close()
+    assert read_records(folder.path / "metrics.jsonl") == [{"step": 1, "loss": 0.1, "reward/mean": 1e-30}]
+    assert read_records(folder.path / "evals.jsonl")[0]["accuracy"] == 0.5
+    assert [r["completion"] for r in read_records(folder.path / "samples.jsonl")] == ["zwölf\n\u2028 ≠ 13", ""]
+    curves = {"train/loss": (1, 0.1), "train/reward/mean": (1, 1e-30)}
+    curves |= {"validation/n": (0, 3), "validation/accuracy": (0, 0.5)}
+    assert curves_in(folder.path / "tensorboard") == {
+        tag: (step, pytest.approx(value, rel=1e-6)) for tag, (step, value) in curves.items()
+    }
+
+
+def curves_in(folder: Path) -> dict[str, tuple[int, float]]:
+    """The last point of every curve, in the order in which the files were begun."""
+    events = (event for path in sorted(folder.iterdir()) for event in events_in(path))
+    return {value.tag: (event.step, value.simple_value) for event in events for value in event.summary.value}
+
+
+def test_a_folder_is_claimed_by_one_at_a_time(tmp_path, monkeypatch):
+    with claimed(tmp_path), pytest.raises(UserError, match="is being written by another process"), claimed(tmp_path):
+        pytest.fail("two have it")
+    with claimed(tmp_path):
+        assert list(tmp_path.iterdir()) == []
+
+    def unknown(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    with claimed(tmp_path), claimed(tmp_path):
+        pass
+
+
+def test_a_text_that_cannot_be_written_leaves_nothing_and_is_named(tmp_path):
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(IsADirectoryError) as fault:
+        replace_text(tmp_path / "report.html", "text")
+    assert fault.value.filename == str(tmp_path / "report.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_file_that_is_not_there_has_no_records(tmp_path):
+    assert read_records(tmp_path / "metrics.jsonl") == []
+
+
+def test_a_folder_removed_while_its_run_goes_on_is_named(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    for write in (lambda: folder.samples([{"step": 1}]), lambda: folder.summary({})):
+        with pytest.raises(UserError, match="run was removed while its run went on"):
+            write()
+    folder.close()
+
+
+def test_a_resumed_run_drops_later_steps_and_a_half_written_line(tmp_path):
+    folder = RunFolder(tmp_path)
+    for step in (1, 2, 3):
+        folder.metrics({"step": step, "text": "ü"})
+        folder.evaluation({"step": step, "split": "validation"})
+        folder.samples([{"step": step}])
+    folder.close()
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 2, "te')
+    (tmp_path / "summary.json").write_text('{"status": "diverged", "steps": 4}')
+    resumed = RunFolder(tmp_path, resumed_at=2)
+    assert not (tmp_path / "summary.json").exists(), "the run has not ended"
+    resumed.metrics({"step": 3, "text": "new"})
+    resumed.close()
+    *_, newest = sorted((tmp_path / "tensorboard").iterdir())
+    starts = [event for event in events_in(newest) if event.HasField("session_log")]
+    assert [event.step for event in starts] == [3], "TensorBoard drops this step and what follows"
+    assert read_records(tmp_path / "metrics.jsonl") == [
+        {"step": 1, "text": "ü"},
+        {"step": 2, "text": "ü"},
+        {"step": 3, "text": "new"},
+    ]
+    assert [r["step"] for r in read_records(tmp_path / "evals.jsonl")] == [1, 2]
+    assert [r["step"] for r in read_records(tmp_path / "samples.jsonl")] == [1, 2]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """What lies in a folder: the files and what they hold."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """The folder of a run of three steps that has ended."""
+    folder = RunFolder(tmp_path)
+    for step in (1, 2, 3):
+        folder.metrics({"step": step})
+        folder.evaluation({"step": step, "split": "validation"})
+        folder.samples([{"step": step}])
+    folder.summary({"status": "interrupted"})
+    folder.close()
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "evals.jsonl", "samples.jsonl"])
+def test_a_refused_resume_changes_nothing(begun, name):
+    (begun / name).unlink()
+    (begun / name).mkdir()
+    before = contents(begun)
+    with pytest.raises(UserError, match=f"{name} is not a file"):
+        RunFolder(begun, resumed_at=2)
+    assert contents(begun) == before
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
+def test_a_resume_that_cannot_be_written_changes_nothing(begun, name, monkeypatch):
+    before, write = contents(begun), Path.write_bytes
+
+    def full(path: Path, content: bytes) -> int:
+        if path.name == f"{name}.tmp":
+            write(path, content[:5])
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left") as fault:
+        RunFolder(begun, resumed_at=2)
+    assert fault.value.filename == str(begun / name)
+    assert contents(begun) == before
+
+
+def test_what_comes_between_is_done_before_any_record_is_dropped(begun):
+    folder, before = RunFolder(begun), contents(begun)
+    with pytest.raises(OSError, match="gone"), folder.rewinding(1):
+        raise OSError("gone")
+    folder.close()
+    assert contents(begun) == before
+
+
+def test_lines_that_stay_are_left_as_they_are(tmp_path):
+    """Others may have written them, in a way in which we do not."""
+    kept = b'{"step":1, "x": [NaN], "text": "\\ud800"}\n{ "step": 2, "of": "\xff" }\n'
+    (tmp_path / "metrics.jsonl").write_bytes(b'[1]\n{"step": "1"}\n' + kept + b'{"step": 3}\n')
+    RunFolder(tmp_path, resumed_at=2).close()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == kept
+
+
+def test_a_line_after_one_that_was_cut_short_is_whole(tmp_path):
+    (tmp_path / "evals.jsonl").write_text('{"step": 1, "split": "test"}\n{"step": 2, "sp')
+    folder = RunFolder(tmp_path)
+    folder.evaluation({"step": 3, "split": "test"})
+    folder.close()
+    assert [r["step"] for r in read_records(tmp_path / "evals.jsonl")] == [1, 3]
+
+
+def test_a_run_that_goes_back_has_its_curves_forgotten_too(tmp_path):
+    folder = RunFolder(tmp_path)
+    for step in (1, 2, 3):
+        folder.metrics({"step": step})
+    folder.samples([{"step": "x"}, {"text": "of no step"}])
+    with folder.rewinding(1):
+        assert last_step(tmp_path) == 3, "nothing is dropped yet"
+    folder.close()
+    assert [r["step"] for r in read_records(tmp_path / "metrics.jsonl")] == [1]
+    assert read_records(tmp_path / "samples.jsonl") == []
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    assert [event.step for event in events_in(path) if event.HasField("session_log")] == [2]
+
+
+def test_opening_a_run_again_without_resuming_drops_nothing(tmp_path):
+    for step in (1, 2):
+        folder = RunFolder(tmp_path)
+        folder.metrics({"step": step})
+        folder.close()
+    assert [r["step"] for r in read_records(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+def test_a_summary_replaces_the_one_before(tmp_path):
+    folder = RunFolder(tmp_path)
+    for status in ("interrupted", "completed"):
+        folder.summary({"status": status})
+    folder.close()
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"status": "completed"}
+    assert {path.name for path in tmp_path.iterdir()} == {"summary.json", "tensorboard"}
+
+
+def test_a_summary_that_cannot_be_written_leaves_the_one_before(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.summary({"status": "completed"})
+    with pytest.raises(TypeError):
+        folder.summary({"status": object()})
+    folder.close()
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"status": "completed"}
+
+
+def test_peak_memory_is_that_of_a_process_that_holds_jax():
+    assert 0.05 < peak_memory_gb() < 100
+
+
+SCORED = Scored(
+    dict(enumerate("abcdef")),
+    {"answer": np.float32([0, 1, 0.5, 1, 1, 1])},
+    rewards_PG=np.float32([[1, 3, 2], [2, 2, 2]]),
+)
+ADVANTAGES = np.float32([[-1, 1, 0], [0, 0, 0]])
+
+
+def test_what_a_batch_says_of_the_policy():
+    assert reward_record(SCORED, np.array([True, True, False, True, True, True])) == {
+        "reward/mean": 2.0,
+        "reward/std": pytest.approx(3**-0.5),
+        "reward/answer": 0.75,
+        "groups/zero_variance": 0.5,
+        "completion/truncated": pytest.approx(1 / 6),
+    }
+
+
+def test_what_a_batch_cost():
+    clock = SimpleNamespace(laps={"time/update": 2.0}, total=lambda: 4.0)
+    record = cost_record(np.array([2, 4, 6]), clock)
+    assert record.pop("memory/peak_gb") > 0
+    assert record == {"completion/length": 4.0, "time/update": 2.0, "tokens_per_second": 3.0}
+
+
+def test_the_best_and_the_worst_completion_of_the_first_prompt_are_shown():
+    best, worst = sample_records(Example("1+1?", "2", ()), SCORED, ADVANTAGES)
+    asked = {"prompt": "1+1?", "answer": "2"}
+    assert best == {**asked, "completion": "b", "reward": 3.0, "rewards": {"answer": 1.0}, "advantage": 1.0}
+    assert worst == {**asked, "completion": "a", "reward": 1.0, "rewards": {"answer": 0.0}, "advantage": -1.0}
+
+
+def test_the_last_step_is_that_of_what_can_be_read(tmp_path):
+    assert last_step(tmp_path) == 0
+    (tmp_path / "metrics.jsonl").write_text('{"step": 2}\n{"step": 3}\n{"step": "9"}\n{"loss": 1}\n{"step": 4')
+    assert last_step(tmp_path) == 3
