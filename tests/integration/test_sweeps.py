@@ -18,7 +18,7 @@ from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.lab.plan import memory, plan
 from agent_tunix.lab.sweep import sweep
-from agent_tunix.training import loading, loop
+from agent_tunix.training import loading, loop, setup
 from agent_tunix.training.run_folder import claimed, read_records
 
 LONG_RUNS = True
@@ -271,7 +271,7 @@ def test_jobs_are_grouped_by_the_program_they_need():
 
 def test_a_group_is_cut_to_what_memory_holds(monkeypatch):
     group, said = jobs(*([f"seed={seed}"] for seed in range(4))), []
-    runs = [loading.prepare(job.cfg, loading.Loaded(), print) for job in group]
+    runs = [setup.prepare(job.cfg, setup.Loaded(), print) for job in group]
     planned = plan.shapes(runs[0].cfg, max(loading.task.prompt_width for run in runs))
     monkeypatch.setattr(sweep, "cost_of_many", lambda r, members: 1.0)
     for members, sizes in ((4, [4]), (3, [2, 2]), (2, [2, 2]), (1, [1, 1, 1, 1])):
@@ -284,7 +284,7 @@ def test_a_group_is_cut_to_what_memory_holds(monkeypatch):
 
 def test_whether_to_fuse_is_decided_by_what_the_device_takes(monkeypatch):
     group = jobs(["seed=1"], ["seed=2"], ["seed=3"], ["seed=4"])
-    runs = [loading.prepare(job.cfg, loading.Loaded(), print) for job in group]
+    runs = [setup.prepare(job.cfg, setup.Loaded(), print) for job in group]
     for ratio, at_once in ((1.3, 4), (3.9, 1)):
         monkeypatch.setattr(sweep, "cost_of_many", lambda r, members, ratio=ratio: ratio)
         said: list[str] = []

@@ -23,6 +23,7 @@ from agent_tunix.training.run_folder import read_records
 HERE = Path(__file__).parent
 
 TRAIN = "import os, sys; sys.argv[0] = 'run_training.py'; sys.argv += [{}]\nfrom agent_tunix.cli import train; train()"
+REWARD_PATH = "reward.functions.odd=two_processes_reward.odd"
 RUN = [
     "model=gemma3_tiny",
     "model.lora_module_path=q_proj",
@@ -39,7 +40,7 @@ RUN = [
     "evaluation.num_examples=2",
     "evaluation.sampled=false",
     "optimizer.learning_rate=1e-4",
-    "+reward.functions.odd=two_processes_reward.odd",
+    f"+{REWARD_PATH}",
     "hydra.run.dir=run",
 ]
 # A process scores four completions of a step. The one that dies does so in the third, when the checkpoint of the second is
@@ -127,15 +128,15 @@ def killed(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("again", ["one", "two"])
 def test_one_dies_and_the_run_that_goes_on_is_that_of_one_process(killed, tmp_path, command, again):
-    """It is gone on with by one process, or by two as before."""
+    """It is gone on with by one process, or by two as before. What lies beside a run is imported only where it is given again."""
     shutil.copytree(killed, tmp_path, dirs_exist_ok=True)
     if again == "two":
-        (first, out, err), (second, other, _) = train_in_two(tmp_path, "training.resume=run")
+        (first, out, err), (second, other, _) = train_in_two(tmp_path, "training.resume=run", REWARD_PATH)
         assert (first, second) == (0, 0), err
         assert "completed: 3 updates" in out
         assert "completed" not in other
     else:
-        resumed = command("train", "training.resume=run", "model.mesh_shape=[[1,1],[fsdp,tp]]")
+        resumed = command("train", "training.resume=run", REWARD_PATH, "model.mesh_shape=[[1,1],[fsdp,tp]]")
         assert resumed.code == 0, resumed.err
     (tmp_path / "run").rename(tmp_path / "broken")
 
