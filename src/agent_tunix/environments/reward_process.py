@@ -30,6 +30,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
 from agent_tunix.config.imports import Origin
+from agent_tunix.console import show_controls
 from agent_tunix.errors import UserError
 
 GRACE = 1.0  # seconds that a process has to say where it is and to end, before it is killed
@@ -126,6 +127,7 @@ def serve(connection: int, places: int, watched: int) -> None:
     """The work of the process: loads functions, and calls them as long as it is asked to."""
     from agent_tunix.environments.rewards import load_function, value_of  # here, as that module uses this one
 
+    show_controls()  # a function may print what it is called with
     for descriptor in (connection, places, watched):
         os.set_inheritable(descriptor, False)
     faulthandler.register(signal.SIGTERM, places, all_threads=False, chain=True)  # it says where it is and dies, in C alone

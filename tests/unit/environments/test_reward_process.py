@@ -69,6 +69,10 @@ def leave(prompt, completion, answer):
 
 def fail(prompt, completion, answer):
     raise KeyError("lost")
+
+def show(prompt, completion, answer):
+    print(completion, flush=True)
+    return 1.0
 """
 
 
@@ -231,3 +235,8 @@ def test_a_module_that_ends_its_process_is_named(tmp_path):
     (tmp_path / "leaving_rewards.py").write_text("import os\nos._exit(3)\n")
     with pytest.raises(UserError, match=r"while leaving_rewards\.mine were loaded, their process ended with exit code 3"):
         Scorer({"mine": "leaving_rewards.mine"}, {}, timeout=60)
+
+
+def test_what_a_function_prints_is_not_obeyed_by_the_terminal(capfd):
+    called("show", ["\x1b[2Ja"])
+    assert capfd.readouterr().out == "\\x1b[2Ja\n"
