@@ -76,10 +76,15 @@ def unsweepable(mistake: Exception) -> str | None:
 
 
 def without_end(mistake: Exception) -> str | None:
-    """For files whose defaults lead back to themselves, which Hydra follows until Python stops it."""
-    if not isinstance(mistake, RecursionError) or "hydra._internal.defaults_list" not in _passed_through(mistake):
-        return None
-    return "The defaults of a configuration file lead back to itself, maybe by way of other files; break this loop."
+    """For files whose defaults lead back to themselves, which Hydra follows until Python stops it; and for deep nests."""
+    through = _passed_through(mistake) if isinstance(mistake, RecursionError) else []
+    if "hydra._internal.defaults_list" in through:
+        return "The defaults of a configuration file lead back to itself, maybe by way of other files; break this loop."
+    if any(module.startswith("hydra.core.override_parser") for module in through):
+        return "An override is nested too deeply to be read."
+    if any(module.startswith(("yaml", "omegaconf")) for module in through):
+        return "A configuration file, or an override, is nested too deeply to be read."
+    return None
 
 
 def list_for_keys(arguments: Sequence[str]) -> str | None:

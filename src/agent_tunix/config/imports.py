@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_tunix.config.output_folders import of_a_run, whole
-from agent_tunix.errors import UserError
+from agent_tunix.errors import UserError, calling, named
 
 SHIPPED = "agent_tunix."
 PYTHONS = {*map(os.path.realpath, (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix))}
@@ -51,13 +51,9 @@ def load(key: str, path: str, wanted: str, origin: Origin, notice: Callable[[str
     elif not path.startswith(SHIPPED) and "" not in sys.path:
         sys.path.insert(0, "")
     module, _, name = path.rpartition(".")
-    try:
+    remedy = f"Give the import path of {wanted}, where my_module.py lies in the working directory or is installed."
+    with calling(lambda fault: UserError(f"{key}={path}: {named(fault)}.\n{remedy}")):
         return getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as fault:  # whatever a user's module may raise while it is imported
-        raise UserError(
-            f"{key}={path}: {type(fault).__name__}: {fault}.\n"
-            f"Give the import path of {wanted}, where my_module.py lies in the working directory or is installed."
-        ) from fault
 
 
 def find_elsewhere(key: str, path: str, file: Path) -> None:

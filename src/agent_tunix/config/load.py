@@ -13,12 +13,11 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
-from yaml import YAMLError
 
 from agent_tunix.config import mesh_shape
 from agent_tunix.config.output_folders import of_a_run
 from agent_tunix.config.schema import Config
-from agent_tunix.errors import UserError
+from agent_tunix.errors import UserError, reading
 
 C = TypeVar("C", bound=BaseModel)
 FOLDERS = (
@@ -162,10 +161,8 @@ def report(lines: list[str], source: str = "") -> str:
 
 def read_config(path: Path) -> DictConfig:
     """A YAML file as OmegaConf reads it; a missing or broken one is the user's to mend."""
-    try:
+    with reading(path):
         found = OmegaConf.load(path)
-    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as fault:
-        raise UserError(f"{path} cannot be read: {fault}") from fault
     if not isinstance(found, DictConfig):
         raise UserError(f"{path} cannot be read: it holds a list, not keys and values")
     return found
@@ -178,14 +175,17 @@ def read_saved(path: Path, kind: type[BaseModel] = Config) -> dict[str, Any]:
     are. Where it begins with a checksum, its values must agree with it: a disk that has changed a digit of a rate would
     otherwise go unnoticed.
     """
-    saved: Any = OmegaConf.to_container(read_config(path))
-    if (said := CHECKSUM.match(path.read_text(encoding="utf-8"))) and said[1] != _checksum(saved):
+    with reading(path):
+        saved: Any = OmegaConf.to_container(read_config(path))
+        checksum = CHECKSUM.match(path.read_text(encoding="utf-8"))
+        found = list(_references(saved))
+    if checksum and checksum[1] != _checksum(saved):
         raise UserError(
             f"{path} does not hold the values that were written: they do not agree with the checksum in its first line.\n"
             "The file is damaged, or was changed by hand. What a run is to change is given on its command line, as in\n"
             "training.resume=<run> training.num_epochs=2. If these values are right, delete that line."
         )
-    if found := list(_references(saved)):
+    if found:
         raise UserError(
             f"{path}: a saved configuration is plain data, and nothing is looked up for it, as would be for\n  "
             + "\n  ".join(found)

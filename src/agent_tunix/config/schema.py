@@ -17,6 +17,7 @@ from pydantic_core import PydanticUndefined
 
 from agent_tunix.config.mesh_shape import AXES, sizes_of
 from agent_tunix.config.section import OneOf, Section
+from agent_tunix.errors import calling, unparsed
 
 Positive = Annotated[int, Field(ge=1)]
 Step = Annotated[int, Field(ge=0)]
@@ -30,10 +31,8 @@ def Input(default: Any = PydanticUndefined, **given: Any) -> Any:  # noqa: N802 
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
+    with calling(lambda fault: ValueError(f"is not a regular expression: {unparsed(fault)}")):
         return re.compile(pattern)
-    except re.error as fault:
-        raise ValueError(f"is not a regular expression: {fault}") from fault
 
 
 class ArchitectureSection(Section):

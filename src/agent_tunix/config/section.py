@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import re
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, field_validator
@@ -49,4 +50,12 @@ class Section(BaseModel):
             raise ValueError(f"must be of a size from {LEAST:g} to {GREATEST:g}, as the device counts in 32 bits")
         if isinstance(value, int) and value > MOST:
             raise ValueError(f"must be at most {MOST}, as the device counts in 32 bits")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _is_text(cls, value: Any) -> Any:
+        """No path may have a zero byte, and nothing that is written half a surrogate pair; YAML can spell both."""
+        if isinstance(value, str) and re.search("[\0\ud800-\udfff]", value):
+            raise ValueError("must be text, without zero bytes and halves of surrogate pairs")
         return value

@@ -22,6 +22,7 @@ import shlex
 import shutil
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,14 +35,11 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from agent_tunix.engine.checksum import described, digest, summed
-from agent_tunix.errors import UserError, may_not_be_read, mistake_of
+from agent_tunix.errors import UserError, error_number, may_not_be_read, mistake_of, of_system, said, unparsed
 from agent_tunix.training.guard import Progress
 from agent_tunix.types import TrainState
 
 SAVER = concurrent.futures.ThreadPoolExecutor(1)  # of all runs: several at once would keep Python from the one that trains
-# What the system says of a file that is missing, or is none. For what else it says, the file is not to blame.
-OF_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL)
-OF_TENSORSTORE = re.compile(r" \[tensorstore_spec|\. See full TensorStore details")  # where pages of detail begin
 for logger in ("absl", "asyncio"):  # orbax also raises what it logs as an error
     logging.getLogger(logger).setLevel(logging.CRITICAL)
 
@@ -61,7 +59,8 @@ type(epath.Path()).glob = _named
 
 def _unless_late(hook: Callable[[Any], object], found: Any) -> None:
     reader = getattr(getattr(found.object, "cr_code", None), "co_filename", "")
-    if "Event loop is closed" not in str(found.exc_value) and f"{os.sep}orbax{os.sep}" not in reader:
+    half_made = getattr(found.object, "__qualname__", "") == "BaseEventLoop.__del__"  # where too many files are open
+    if "Event loop is closed" not in str(found.exc_value) and not half_made and f"{os.sep}orbax{os.sep}" not in reader:
         hook(found)
 
 
@@ -69,6 +68,7 @@ def _quiet_others() -> None:
     """Orbax stops at the first array that it cannot read or write; the errors of others, which end later, are not shown."""
     if getattr(sys.unraisablehook, "func", None) is not _unless_late:
         sys.unraisablehook = partial(_unless_late, sys.unraisablehook)
+        warnings.filterwarnings("ignore", "coroutine '.*' was never awaited", RuntimeWarning)
 
 
 def _on_host(state: TrainState) -> TrainState:
@@ -88,20 +88,9 @@ def _fetched(state: TrainState) -> TrainState:
     return jax.tree.map(np.asarray, state)
 
 
-def _first_line(fault: Exception) -> str:
-    return OF_TENSORSTORE.split(str(fault).splitlines()[0])[0] if str(fault) else repr(fault)
-
-
-def _of_files(fault: Exception) -> bool:
+def _of_files(fault: BaseException) -> bool:
     """Whether a ValueError tells of a file, in tensorstore's style, rather than of what was asked for."""
-    return isinstance(fault, json.JSONDecodeError) or re.match("[A-Z_]+: ", _first_line(fault)) is not None
-
-
-def _of_system(fault: Exception) -> bool:
-    """Whether the system is at fault, as for too many open files, rather than the checkpoint."""
-    code = re.search(r"os_error_code='(\d+)'", str(fault))
-    number = int(code[1]) if code else fault.errno if isinstance(fault, OSError) else None
-    return number is not None and number not in OF_DAMAGE
+    return isinstance(fault, json.JSONDecodeError) or re.match("[A-Z_]+: ", str(fault)) is not None
 
 
 def _named_steps(steps: Sequence[int]) -> str:
@@ -228,7 +217,7 @@ class Checkpoints:
         except ValueError as fault:
             if saved or _of_files(fault) or not (self._folder(step) / "state" / "_METADATA").exists():
                 raise
-            raise MisfitError(_first_line(fault)) from fault
+            raise MisfitError(said(fault)) from fault
         if not _finite(state):  # an update that would make it so is not applied
             raise DamagedError("NaN or infinity among its numbers")
         if saved and (differing := [name for name, found in summed(state).items() if found != saved[name]]):
@@ -242,6 +231,8 @@ class Checkpoints:
             if strange := [name for name in files if not os.path.isfile(os.path.join(folder, name))]:
                 raise DamagedError(f"{strange[0]!r} is no file")  # to read a pipe would wait for ever
         record = json.loads((self._folder(step) / "progress" / "metadata").read_text(encoding="utf-8"))
+        if not isinstance(record, dict):
+            raise DamagedError("its record of progress is not what was saved")
         if {"arrays", "checksum"} & record.keys():
             expected = record.pop("checksum", None)
             if expected != digest(record) or record["step"] != step:
@@ -296,7 +287,7 @@ class Checkpoints:
             raise MisfitError(f"{name} is not the same array in it and in the run to be continued")
 
     def _unreadable(self, like: TrainState, step: int, fault: Exception) -> UserError:
-        folder, why = self._folder(step), _first_line(fault)
+        folder, why = self._folder(step), unparsed(fault)
         if isinstance(fault, MisfitError):
             return UserError(
                 f"The checkpoint of step {step} does not fit this configuration ({why}).\n"
@@ -306,10 +297,10 @@ class Checkpoints:
             return UserError(
                 f"The checkpoint of step {step} may not be read ({why}).\nCheck owner and permissions of {folder}."
             )
-        if _of_system(fault):
+        if of_system(fault):
             return UserError(f"The checkpoint of step {step} could not be read ({why}).\nMend that, and start again.")
-        said = "is damaged" if isinstance(fault, DamagedError) else "cannot be read; it may be damaged"
-        return UserError(f"The checkpoint of step {step} {said} ({why}).\n{self._way_on(like, step)}")
+        state = "is damaged" if isinstance(fault, DamagedError) else "cannot be read; it may be damaged"
+        return UserError(f"The checkpoint of step {step} {state} ({why}).\n{self._way_on(like, step)}")
 
     def _way_on(self, like: TrainState, damaged: int) -> str:
         """What is left beside a damaged checkpoint, and how to go on from the last that is whole."""
@@ -340,7 +331,7 @@ class Checkpoints:
         try:
             self._read(like, step)
         except Exception as fault:
-            told = mistake_of(fault) or isinstance(fault, MisfitError) or may_not_be_read(fault) or _of_system(fault)
+            told = mistake_of(fault) or isinstance(fault, MisfitError) or may_not_be_read(fault) or of_system(fault)
             return None if told else False
         return True
 
@@ -369,7 +360,6 @@ class Checkpoints:
         try:
             yield
         except ValueError as fault:
-            if not (code := re.search(r"os_error_code='(\d+)'", str(fault))):
+            if (number := error_number(fault)) is None:
                 raise
-            number = int(code[1])
             raise OSError(number, os.strerror(number), str(self._manager.directory)) from fault

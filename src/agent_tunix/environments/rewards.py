@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +20,7 @@ from agent_tunix.config import imports
 from agent_tunix.config.imports import OWN, Origin
 from agent_tunix.environments import answers
 from agent_tunix.environments.reward_process import CallStopped, RewardProcess, Row
-from agent_tunix.errors import DivergenceError, UserError
+from agent_tunix.errors import DivergenceError, UserError, calling, kind_of, named
 from agent_tunix.models.chat import ANSWER, REASONING
 
 REWARD_FAULT = "the reward function"  # how a divergence by a reward begins; a mistake in a function has a capital there
@@ -106,18 +107,17 @@ class Scorer:
 
 def value_of(name: str, function: RewardFunction, prompt: str, completion: str, truth: str) -> float:
     """What a reward function gives to a completion; whatever it raises is a mistake that the user is told of."""
-    try:
+
+    def raised(fault: BaseException) -> UserError:
+        return _mistake(name, f"raised {named(fault)}{_where(fault)}", completion, truth)
+
+    def no_number(fault: BaseException) -> UserError:
+        return _mistake(name, f"returned a {kind_of(returned)}, not a number ({named(fault)})", completion, truth)
+
+    with calling(raised):
         returned = function(prompt, completion, truth)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as fault:  # some libraries raise what is no Exception to say that something failed
-        raise _mistake(name, f"raised {type(fault).__name__}: {fault}{_where(fault)}", completion, truth) from fault
-    try:
-        with np.errstate(over="ignore"):
-            value = float(np.float32(float(returned)))
-    except Exception as fault:  # whatever a value that is no number may raise
-        said = f"returned a {type(returned).__name__}, not a number ({type(fault).__name__}: {fault})"
-        raise _mistake(name, said, completion, truth) from fault
+    with calling(no_number), np.errstate(over="ignore"):
+        value = float(np.float32(float(returned)))
     if not math.isfinite(value):
         on = f"the completion {shortened(completion)!r} (answer {truth!r})"
         raise DivergenceError(f"{REWARD_FAULT} '{name}' returned {value} on {on}")
@@ -139,8 +139,8 @@ def shortened(completion: str) -> str:
 
 
 def _where(fault: BaseException) -> str:
-    """The line of the function's own file at which it failed; the first frame is that of its caller here."""
-    frames = traceback.extract_tb(fault.__traceback__)[1:]
+    """The line of the function's own file at which it failed."""
+    frames = list(itertools.dropwhile(lambda frame: frame.name != "value_of", traceback.extract_tb(fault.__traceback__)))[1:]
     own = [frame for frame in frames if frame.filename == frames[0].filename]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
@@ -170,15 +170,15 @@ def load_function(name: str, path: str, origin: Origin = OWN, notice: Notice = p
     function = imports.load(key, path, wanted, origin, notice)
     if not callable(function):
         raise UserError(f"{key}={path} is not a function.")
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # some that are not written in Python do not say what they take
-        signature = None
-    try:
+    with calling(lambda fault: UserError(f"{key}={path} does not say what it takes: {named(fault)}.")):
+        try:
+            signature = inspect.signature(function)
+        except ValueError:  # some that are not written in Python do not say it
+            signature = None
+    taken = f"{key}={path} takes {signature}; a reward is called with (prompt, completion, answer)."
+    with calling(lambda fault: UserError(taken)):
         if signature:
             signature.bind("", "", "")
-    except TypeError as fault:
-        raise UserError(f"{key}={path} takes {signature}; a reward is called with (prompt, completion, answer).") from fault
     if (file := origin.saved_in(key, path)) and [*(signature.parameters if signature else ())][:3] != TAKES:
         raise UserError(
             f"{key}={path}, named by {file}, is not called: its parameters are not those of a reward (prompt, completion,\n"

@@ -16,7 +16,6 @@ import math
 import os
 import random
 import re
-import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,13 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from agent_tunix.errors import UserError
+from agent_tunix.errors import UserError, calling, named, reading, unparsed
 
 Placed = Iterator[tuple[str, Any]]  # rows, each with where it is, as messages call it
 Numbered = Iterator[tuple[int, Any]]
 VALIDATION = ("validation", "valid", "val", "dev")  # what others call a split that is held out while training
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}\Z")  # of a split in several files, as the hub names them
+NAMED = 6  # fields that a message lists
 EXTRA = "pip install 'agent-tunix[datasets]'"
 SHORT_FLOATS = {"halffloat": np.float16, "float": np.float32}  # by Arrow's names
 
@@ -95,20 +95,21 @@ def _row(raw: Any, fmt: RowFormat) -> Row:
             raw = json.loads(raw.decode("utf-8-sig"))
         except UnicodeDecodeError as fault:
             raise ValueError(f"not UTF-8, in which the file is to be saved ({fault})") from fault
-        except (json.JSONDecodeError, RecursionError) as fault:
-            raise ValueError(f"not JSON ({fault})") from fault
+        except (ValueError, RecursionError) as fault:
+            raise ValueError(f"not JSON ({unparsed(fault)})") from fault
     if not isinstance(raw, dict):
         raise ValueError("not a JSON object")
     if None in raw:  # what the csv module calls a field beyond those of the first line
-        raise ValueError(f"more fields than the first line names; quote a text that has a comma ({raw[None]})")
+        beyond = str(raw[None][:NAMED])
+        raise ValueError(f"more fields than the first line names; quote a text that has a comma ({beyond})")
     for key, field in {"data.question_field": fmt.question_field, "data.answer_field": fmt.answer_field}.items():
         if field not in raw:
             named = ", ".join(map(str, raw)).encode(errors="backslashreplace").decode()
             raise ValueError(f"no field '{field}', which {key} names; the row has {named or 'no fields'}")
-        if raw[field] is None or not str(raw[field]).strip():
-            raise ValueError(f"the field '{field}' is empty")
         if isinstance(raw[field], list | dict | bytes):
             raise ValueError(f"the field '{field}' holds a {type(raw[field]).__name__}, not a text or a number")
+        if raw[field] is None or not str(raw[field]).strip():
+            raise ValueError(f"the field '{field}' is empty")
         if isinstance(raw[field], float) and not math.isfinite(raw[field]):
             raise ValueError(f"the field '{field}' holds {raw[field]}, which is not a finite number")
     question, text = str(raw[fmt.question_field]).strip(), str(raw[fmt.answer_field]).strip()
@@ -167,12 +168,11 @@ def _read(file: Path, fmt: RowFormat) -> Placed:
     reader = _reader(file, fmt)
     if reader is None:
         raise UserError(f"data.path={file}: the format is not known; give a .jsonl, .csv (both also .gz) or .parquet file.")
-    try:
-        yield from ((f"{file}, line {number}", raw) for number, raw in reader(file))
-    except UnicodeDecodeError as fault:
-        raise UserError(f"data.path={file} cannot be read: {fault}.\nSave it in UTF-8.") from fault
-    except (OSError, EOFError, zlib.error, ValueError, OverflowError) as fault:  # pyarrow's are ValueErrors
-        raise UserError(f"data.path={file} cannot be read: {fault}") from fault
+    with reading(f"data.path={file}"):
+        try:
+            yield from ((f"{file}, line {number}", raw) for number, raw in reader(file))
+        except UnicodeDecodeError as fault:
+            raise UserError(f"data.path={file} cannot be read: {fault}.\nSave it in UTF-8.") from fault
 
 
 def _reader(file: Path, fmt: RowFormat) -> Callable[[Path], Numbered] | None:
@@ -238,15 +238,22 @@ def _from_hub(repository: str, subset: str | None, name: str) -> tuple[str, Plac
             f"package; {EXTRA}\n"
             "Or give a file or folder that holds the data: data.path=<folder with train.jsonl and test.jsonl>"
         ) from fault
-    try:
+    with calling(lambda fault: UserError(_not_sent(repository, fault))):
         splits = datasets.load_dataset(repository, subset)
-    except Exception as fault:
-        raise UserError(
-            f"data.path={repository}: there is no {Path(repository).absolute()}, and the Hugging Face hub has not sent it "
-            f"({type(fault).__name__}: {fault}).\n"
-            "Or give a file or folder that holds the data: data.path=<folder with train.jsonl and test.jsonl>"
-        ) from fault
     if name not in splits:
         return None
     called = f"{repository} ({name})"
-    return called, ((f"{called}, line {number}", row) for number, row in enumerate(splits[name], 1))
+    return called, _rows_of(splits[name], called)
+
+
+def _rows_of(split: Any, called: str) -> Placed:
+    with reading(called):
+        yield from ((f"{called}, line {number}", row) for number, row in enumerate(split, 1))
+
+
+def _not_sent(repository: str, fault: BaseException) -> str:
+    return (
+        f"data.path={repository}: there is no {Path(repository).absolute()}, and the Hugging Face hub has not sent it "
+        f"({named(fault)}).\n"
+        "Or give a file or folder that holds the data: data.path=<folder with train.jsonl and test.jsonl>"
+    )

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from agent_tunix.errors import UserError, unreadable
+from agent_tunix.errors import UserError, reading
 from agent_tunix.models.checkpoints.gguf import GgufFile
 from agent_tunix.models.checkpoints.orbax import is_orbax
 
@@ -37,18 +38,17 @@ class Tokenizer(Protocol):
 
 
 class JsonTokenizer:
-    """A `tokenizer.json`, by Hugging Face's tokenizers."""
+    """A `tokenizer.json`, by Hugging Face's tokenizers. That it is damaged may show only at some text."""
 
     def __init__(self, path: Path):
         from tokenizers import Tokenizer as Backend
 
-        try:
+        self._path = path
+        with _reading(path):
             self._backend = Backend.from_file(str(path))
+            self._backend.no_padding()  # which the file of a model that was trained elsewhere may ask for
+            self._backend.no_truncation()
             self._backend.encode("?")  # which a vocabulary that lacks its own token for the unknown may not have
-        except Exception as fault:  # the library raises nothing narrower
-            raise unreadable(path, fault, "download it again") from fault
-        self._backend.no_padding()  # which the file of a model that was trained elsewhere may ask for
-        self._backend.no_truncation()
         self.pad_id, self.begin_id, self.unknown_id, *ends = (
             _required(self._backend.token_to_id(token), token, path) for token in (PAD, BEGIN, UNKNOWN, END, END_OF_TURN)
         )
@@ -56,13 +56,16 @@ class JsonTokenizer:
         self._control = {self.pad_id, self.begin_id, *ends}
 
     def encode(self, text: str) -> list[int]:
-        return self._backend.encode(text, add_special_tokens=False).ids
+        with _reading(self._path):
+            return self._backend.encode(text, add_special_tokens=False).ids
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+        with _reading(self._path):
+            return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._backend.decode([i for i in ids if i not in self._control], skip_special_tokens=False)
+        with _reading(self._path):
+            return self._backend.decode([i for i in ids if i not in self._control], skip_special_tokens=False)
 
 
 class SentencePieceTokenizer:
@@ -71,10 +74,9 @@ class SentencePieceTokenizer:
     def __init__(self, model: bytes, path: Path):
         from sentencepiece import SentencePieceProcessor
 
-        try:
+        self._path = path
+        with _reading(path):
             self._backend = SentencePieceProcessor(model_proto=model)
-        except RuntimeError as fault:
-            raise UserError(f"{path} cannot be read ({fault}); download it again.") from fault
         self._size = self._backend.get_piece_size()
         known = {self._backend.id_to_piece(i): i for i in range(min(1024, self._size))}
         names = (PAD, BEGIN, UNKNOWN, END, END_OF_TURN)
@@ -87,19 +89,22 @@ class SentencePieceTokenizer:
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
         for part in self._cut.split(text):  # sentencepiece does not look for control tokens in a text
-            ids += [self._named[part]] if part in self._named else self._backend.encode(part)
+            with _reading(self._path):
+                ids += [self._named[part]] if part in self._named else self._backend.encode(part)
         return ids
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         cut = [self._cut.split(text) for text in texts]
         plain = list({part for parts in cut for part in parts} - self._named.keys())
         ids = {token: [number] for token, number in self._named.items()}
-        ids |= zip(plain, self._backend.encode(plain), strict=True)
+        with _reading(self._path):
+            ids |= zip(plain, self._backend.encode(plain), strict=True)
         return [[number for part in parts for number in ids[part]] for parts in cut]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Leaves out ids past the vocabulary too: the embedding of larger models has spare rows."""
-        return self._backend.decode([i for i in ids if i not in self._control and i < self._size])
+        with _reading(self._path):
+            return self._backend.decode([i for i in ids if i not in self._control and i < self._size])
 
 
 def load_tokenizer(checkpoint: Path) -> Tokenizer:
@@ -110,8 +115,13 @@ def load_tokenizer(checkpoint: Path) -> Tokenizer:
         if (folder / JSON).exists():
             return JsonTokenizer(folder / JSON)
         if (folder / MODEL).exists():
-            return SentencePieceTokenizer((folder / MODEL).read_bytes(), folder / MODEL)
+            with _reading(folder / MODEL):
+                return SentencePieceTokenizer((folder / MODEL).read_bytes(), folder / MODEL)
     raise UserError(f"{checkpoint} holds neither {JSON} nor {MODEL}; copy the model's tokenizer there.")
+
+
+def _reading(path: Path) -> AbstractContextManager[None]:
+    return reading(path, "download it again")
 
 
 def _required(token_id: int | None, token: str, path: Path) -> int:

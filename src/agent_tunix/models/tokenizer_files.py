@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agent_tunix.errors import UserError
+from agent_tunix.errors import reading
 from agent_tunix.models import tokenizer as tk
 from agent_tunix.models.checkpoints.gguf import CONTROL, USER_DEFINED, GgufFile
 from agent_tunix.models.checkpoints.orbax import is_orbax
@@ -48,17 +48,19 @@ def _generation(own: dict[str, Any], tokenizer: tk.Tokenizer) -> dict[str, Any]:
 
 def _parsed(files: dict[str, bytes], name: str, checkpoint: Path) -> dict[str, Any]:
     """A checkpoint's own file; nothing where it has none."""
-    try:
-        return dict(json.loads(files.get(name, b"{}")))
-    except (ValueError, TypeError) as fault:
-        raise UserError(f"{checkpoint}: {name} cannot be read ({fault}); download it again.") from fault
+    with reading(f"{checkpoint}: {name}", "download it again"):
+        found = json.loads(files.get(name, b"{}"))
+        if not isinstance(found, dict):
+            raise TypeError("it holds no object")
+        return found
 
 
 def _own_files(checkpoint: Path) -> dict[str, bytes]:
     if checkpoint.suffix == ".gguf":
         return {tk.MODEL: GgufFile(checkpoint).tokenizer_model()}
     folders = (checkpoint.parent, checkpoint) if is_orbax(checkpoint) else (checkpoint,)
-    return {name: (folder / name).read_bytes() for folder in folders for name in COPIED if (folder / name).exists()}
+    with reading(checkpoint):
+        return {name: (folder / name).read_bytes() for folder in folders for name in COPIED if (folder / name).exists()}
 
 
 def _lacking(files: dict[str, bytes]) -> dict[str, Any]:

@@ -35,6 +35,20 @@ class Failed(BaseException):
 def gives_up(prompt, completion, answer):
     raise Failed("no")
 
+class Silent(Exception):
+    def __str__(self):
+        raise SystemExit("no word")
+
+def unprintable(prompt, completion, answer):
+    raise Silent
+
+class Ends:
+    def __float__(self):
+        raise SystemExit(5)
+
+def ends_as_a_number(prompt, completion, answer):
+    return Ends()
+
 def of_two(completion, answer):
     return 1.0
 
@@ -61,6 +75,7 @@ def mine(tmp_path, monkeypatch):
     (tmp_path / "broken_rewards.py").write_text("def oops(:\n")
     (tmp_path / "failing_rewards.py").write_text("1 / 0\n")
     (tmp_path / "leaving_rewards.py").write_text("raise SystemExit\n")
+    (tmp_path / "base_rewards.py").write_text("raise BaseException('no')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield
@@ -122,6 +137,8 @@ def test_a_function_cannot_have_the_name_of_what_all_of_them_make(mine, name):
         ("fails", "(my_rewards.py, line "),
         ("leaves", "SystemExit: bye"),
         ("gives_up", "Failed: no"),
+        ("unprintable", "raised Silent, which cannot be printed"),
+        ("ends_as_a_number", "returned a Ends, not a number (SystemExit: 5)"),
         ("nothing", "TypeError"),
         ("nothing", "returned a NoneType, not a number"),
         ("not_a_number", "returned nan"),
@@ -172,6 +189,7 @@ def test_a_reward_too_large_to_be_compared_is_none(weight):
         "broken_rewards.oops",
         "failing_rewards.f",
         "leaving_rewards.f",
+        "base_rewards.f",
     ],
 )
 def test_a_function_that_cannot_be_imported_is_named_with_its_path(mine, path):

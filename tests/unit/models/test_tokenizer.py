@@ -2,6 +2,7 @@
 
 import io
 import json
+from unittest.mock import Mock
 
 import gguf
 import pytest
@@ -80,6 +81,8 @@ def write_gguf(path, model: bytes):
         {"add_token_scores": lambda scores: scores[:-1]},
         {"add_token_types": lambda types: [*types[:-1], 99]},
         {"add_token_scores": lambda scores: ["?"] * len(scores)},
+        {"add_token_list": lambda tokens: [[token] for token in tokens]},
+        {"add_token_list": lambda tokens: range(len(tokens))},
     ],
 )
 def test_a_gguf_whose_tokens_are_damaged_is_named(tmp_path, model, monkeypatch, damage):
@@ -89,7 +92,7 @@ def test_a_gguf_whose_tokens_are_damaged_is_named(tmp_path, model, monkeypatch, 
             gguf.GGUFWriter, name, lambda self, values, whole=whole, change=change: whole(self, change(values))
         )
     path = write_gguf(tmp_path / "bad.gguf", model)
-    with pytest.raises(UserError, match=r"bad\.gguf is damaged or half downloaded"):
+    with pytest.raises(UserError, match=r"bad\.gguf (is damaged or half downloaded|holds no SentencePiece tokenizer)"):
         load_tokenizer(path)
 
 
@@ -124,12 +127,37 @@ def test_a_file_that_asks_for_padding_and_cutting_gives_whole_texts(tmp_path):
     assert load_tokenizer(tmp_path).encode_all(texts) == load_tokenizer(find_checkpoint("package:tiny")).encode_all(texts)
 
 
-def test_a_vocabulary_without_its_word_for_the_unknown_is_refused(tmp_path):
+def write_json(folder, **changes):
+    """The tokenizer of the demo with some of its parts exchanged."""
     content = json.loads((find_checkpoint("package:tiny") / "tokenizer.json").read_text())
-    content["model"]["vocab"] = {}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (folder / "tokenizer.json").write_text(json.dumps(content | changes))
+    return folder
+
+
+def test_a_vocabulary_without_its_word_for_the_unknown_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"tokenizer\.json"):
-        load_tokenizer(tmp_path)
+        load_tokenizer(write_json(tmp_path, model={"type": "WordLevel", "vocab": {}, "unk_token": "<unk>"}))
+
+
+def test_what_only_a_text_finds_wrong_is_named_too(tmp_path):
+    """A Unigram model without unk_id, until it meets what it does not know."""
+    vocab = [[token, 0.0] for token in ("<pad>", "<eos>", "<bos>", "<unk>", "<end_of_turn>", "?")]
+    tokenizer = load_tokenizer(write_json(tmp_path, model={"type": "Unigram", "unk_id": None, "vocab": vocab}))
+    for encode in (tokenizer.encode, lambda text: tokenizer.encode_all([text])):
+        with pytest.raises(UserError, match=r"tokenizer\.json is damaged .*unk_id"):
+            encode("Ann")
+
+
+def test_a_panic_of_the_library_is_a_message(tmp_path, monkeypatch):
+    """It is no `Exception`."""
+    tokenizer = load_tokenizer(write_json(tmp_path))
+
+    class PanicError(BaseException):
+        pass
+
+    monkeypatch.setattr(tokenizer, "_backend", Mock(decode=Mock(side_effect=PanicError("no entry found for key"))))
+    with pytest.raises(UserError, match=r"tokenizer\.json is damaged .*no entry found for key"):
+        tokenizer.decode([5])
 
 
 def test_nothing_is_put_in_front(tokenizer):
@@ -256,5 +284,5 @@ def test_the_chat_template_knows_turns_and_contents_in_parts(role):
 def test_a_broken_file_to_export_is_named(tmp_path, model):
     (tmp_path / "tokenizer.model").write_bytes(model)
     (tmp_path / "generation_config.json").write_text("{")
-    with pytest.raises(UserError, match=r"generation_config\.json cannot be read"):
+    with pytest.raises(UserError, match=r"generation_config\.json"):
         tokenizer_files(tmp_path)

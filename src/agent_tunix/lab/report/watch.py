@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from agent_tunix.errors import UserError
+from agent_tunix.errors import UserError, named, said
 from agent_tunix.lab.report.contents import contents, kind_of
 from agent_tunix.lab.report.page import data_of, page_of
 from agent_tunix.lab.report.verdict import Verdict
@@ -106,12 +106,14 @@ def latest(folder: Path) -> Record:
     try:
         if kind_of(folder) is not None:
             return contents(folder)
-        said = f"There is no run, sweep or tune in {folder} yet. This page fills when training begins to write there."
+        text = f"There is no run, sweep or tune in {folder} yet. This page fills when training begins to write there."
         if inside := [path for path in _folders(folder) if kind_of(path) is not None]:
-            said = f"{folder} is neither a run nor a sweep, but holds some: watch one of them, as in {inside[-1]}."
+            text = f"{folder} is neither a run nor a sweep, but holds some: watch one of them, as in {inside[-1]}."
     except (UserError, OSError) as mistake:  # a folder may be moved while it is read
-        said = f"It cannot be read yet: {mistake}"
-    waiting = Verdict("going", "Waiting", said)
+        text = f"It cannot be read yet: {mistake}"
+    except Exception as fault:  # it may hold anything, and the next look may find it mended
+        text = f"It cannot be read yet: {named(fault)}"
+    waiting = Verdict("going", "Waiting", text)
     return {"kind": "folder", "name": folder.name, "verdict": vars(waiting), "tiles": [], "sections": [], "settings": []}
 
 
@@ -142,7 +144,10 @@ class Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "agent-tunix", ""
 
     def do_GET(self) -> None:
-        path = urlsplit(self.path).path
+        try:
+            path = urlsplit(self.path).path
+        except ValueError as fault:
+            return self._answer(HTTPStatus.BAD_REQUEST, "text/plain", f"{said(fault)}.\n")
         if (self.headers.get("Host") or "").partition(":")[0].lower() not in (HOST, "localhost"):
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", "This page is served to this machine alone.\n")
         elif path == "/":

@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agent_tunix.errors import UserError, unreadable
+from agent_tunix.errors import UserError, reading
 from agent_tunix.models.checkpoints.safetensors import numeric
 from agent_tunix.models.families.gemma3 import Architecture
 
@@ -61,9 +62,10 @@ class GgufFile:
 
     def __init__(self, path: Path, family: str = "gemma3"):
         self._path, self._header = path, _open(path)
-        kind = self._field("general.architecture")
+        with _reading(path):
+            kind = self._field("general.architecture")
         if kind != family:
-            raise UserError(f"{path} holds a model of type {kind}; only {family} can be trained.")
+            raise UserError(f"{path} holds a model of type {kind!s:.80}; only {family} can be trained.")
         self._tensors = {_huggingface_name(stored): tensor for stored, tensor in self._header.tensors.items()}
         self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
 
@@ -71,41 +73,45 @@ class GgufFile:
         import gguf
 
         kind, shape, rows = self._tensors[name]
-        out = np.empty((len(rows), shape[-1]), dtype)
-        step = max(1, BLOCK_ELEMENTS // out.shape[1])
-        try:
-            for start in range(0, len(rows), step):
-                few = rows[start : start + step]
-                long = few.reshape(len(few) // math.gcd(len(few), JOINED), -1)
-                block = gguf.dequantize(long, kind).reshape(len(few), -1)
-                out[start : start + step] = block - 1 if name.endswith("norm.weight") else block
-        except NotImplementedError as fault:
-            raise UserError(f"{self._path}: tensor {name} is quantised as {kind.name}, which cannot be read.") from fault
-        return out.reshape(shape)
+        with _reading(self._path):
+            out = np.empty((len(rows), shape[-1]), dtype)
+            step = max(1, BLOCK_ELEMENTS // out.shape[1])
+            try:
+                for start in range(0, len(rows), step):
+                    few = rows[start : start + step]
+                    long = few.reshape(len(few) // math.gcd(len(few), JOINED), -1)
+                    block = gguf.dequantize(long, kind).reshape(len(few), -1)
+                    out[start : start + step] = block - 1 if name.endswith("norm.weight") else block
+            except NotImplementedError as fault:
+                raise UserError(f"{self._path}: tensor {name} is quantised as {kind.name}, which cannot be read.") from fault
+            return out.reshape(shape)
 
     def architecture(self, described: Architecture) -> Architecture:
         """The numbers that the file gives; those it leaves to llama.cpp's code as described."""
-        self._check_supported()
-        found = {name: self._field(f"gemma3.{key}") for name, key in NUMBERS.items()}
-        found["vocab_size"] = self.shapes.get("model.embed_tokens.weight", (None,))[0]
-        scaled = self._field("gemma3.rope.scaling.type") != "none"
-        found["rope_global_factor"] = (self._field("gemma3.rope.scaling.factor") if scaled else None) or 1.0
-        given = dataclasses.replace(described, **{name: value for name, value in found.items() if value is not None})
-        try:
-            return numeric(given)
-        except (TypeError, ValueError) as fault:
-            raise _damaged(self._path, fault) from fault
+        with _reading(self._path):
+            self._check_supported()
+            found = {name: self._field(f"gemma3.{key}") for name, key in NUMBERS.items()}
+            found["vocab_size"] = self.shapes.get("model.embed_tokens.weight", (None,))[0]
+            scaled = self._field("gemma3.rope.scaling.type") != "none"
+            found["rope_global_factor"] = (self._field("gemma3.rope.scaling.factor") if scaled else None) or 1.0
+            given = {name: value for name, value in found.items() if value is not None}
+            return numeric(dataclasses.replace(described, **given))
 
     def _check_supported(self) -> None:
         """Refuses what this implementation has no code for."""
         if (scaling := self._field("gemma3.rope.scaling.type")) not in (None, "none", "linear"):
-            raise UserError(f"{self._path}: RoPE of type {scaling} is not supported.")
+            raise UserError(f"{self._path}: RoPE of type {scaling!s:.80} is not supported.")
         for key in ("attn_logit_softcapping", "final_logit_softcapping"):
             if found := self._field(f"gemma3.{key}"):
-                raise UserError(f"{self._path}: {key} is {found:g}; only models without it are supported.")
+                shown = f"{found:g}" if isinstance(found, float) else found
+                raise UserError(f"{self._path}: {key} is {shown!s:.80}; only models without it are supported.")
 
     def tokenizer_model(self) -> bytes:
         """The tokenizer as a SentencePiece model, rebuilt from the file's tokens, scores and kinds."""
+        with _reading(self._path):
+            return self._tokenizer_model()
+
+    def _tokenizer_model(self) -> bytes:
         from sentencepiece import sentencepiece_model_pb2
 
         pb: Any = sentencepiece_model_pb2  # its classes are made when it is imported
@@ -113,15 +119,12 @@ class GgufFile:
         if not tokens or not scores or not kinds or not set(CONTROL_TOKENS.values()) <= set(tokens):
             raise UserError(f"{self._path} holds no SentencePiece tokenizer of the Gemma family.")
         model = pb.ModelProto()
-        try:
-            for token, score, kind in zip(tokens, scores, kinds, strict=True):
-                if token == CONTROL_TOKENS["unk"]:
-                    kind = UNKNOWN
-                elif kind == CONTROL and token not in CONTROL_TOKENS.values():
-                    kind = USER_DEFINED  # llama.cpp marks all special tokens as control, SentencePiece only these
-                model.pieces.add(piece=token.replace(" ", SPACE), score=score, type=kind)
-        except (AttributeError, TypeError, ValueError) as fault:
-            raise _damaged(self._path, fault) from fault
+        for token, score, kind in zip(tokens, scores, kinds, strict=True):
+            if token == CONTROL_TOKENS["unk"]:
+                kind = UNKNOWN
+            elif kind == CONTROL and token not in CONTROL_TOKENS.values():
+                kind = USER_DEFINED  # llama.cpp marks all special tokens as control, SentencePiece only these
+            model.pieces.add(piece=token.replace(" ", SPACE), score=score, type=kind)
         spec = model.trainer_spec
         spec.model_type, spec.byte_fallback, spec.vocab_size = pb.TrainerSpec.BPE, True, len(tokens)
         for name, token in CONTROL_TOKENS.items():
@@ -133,11 +136,7 @@ class GgufFile:
         return model.SerializeToString()
 
     def _field(self, key: str) -> Any:
-        value = self._header.fields.get(key)
-        try:
-            return _decoded(value)
-        except ValueError as fault:  # a text that is not UTF-8
-            raise _damaged(self._path, fault) from fault
+        return _decoded(self._header.fields.get(key))
 
 
 def _decoded(value: Any) -> Any:
@@ -154,14 +153,12 @@ def _open(path: Path) -> Any:
         from agent_tunix.models.checkpoints.gguf_header import Header
     except ImportError as fault:
         raise UserError(f"{path} needs the gguf library: pip install 'agent-tunix[gguf]'.") from fault
-    try:
+    with _reading(path):
         return Header(path)
-    except Exception as fault:  # it follows offsets without checks: a cut file fails in many ways
-        raise _damaged(path, fault) from fault
 
 
-def _damaged(path: Path, fault: Exception) -> UserError:
-    return unreadable(path, fault, "delete it and download it again")
+def _reading(path: Path) -> AbstractContextManager[None]:
+    return reading(path, "delete it and download it again")
 
 
 def _huggingface_name(stored: str) -> str:

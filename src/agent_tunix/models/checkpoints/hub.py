@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from agent_tunix.errors import UserError
+from agent_tunix.errors import UserError, calling, named, said
 from agent_tunix.models.checkpoints.orbax import find_orbax
 from agent_tunix.models.tokenizer_files import COPIED
 
@@ -62,14 +62,14 @@ def is_remote(source: str) -> bool:
 def _from_hub(repository: str) -> Path:
     from huggingface_hub import snapshot_download
 
-    try:
+    here = f"There is no folder {Path(repository).absolute()} either."  # for which a relative path was perhaps meant
+    with calling(
+        lambda fault: UserError(f"model.weights={repository}: {_hub_advice(repository, fault)}\n{here} {LOCAL}\n{QUICK}")
+    ):
         return Path(snapshot_download(repository, allow_patterns=list(WANTED), etag_timeout=5))
-    except Exception as fault:
-        here = f"There is no folder {Path(repository).absolute()} either."  # for which a relative path was perhaps meant
-        raise UserError(f"model.weights={repository}: {_hub_advice(repository, fault)}\n{here} {LOCAL}\n{QUICK}") from fault
 
 
-def _hub_advice(repository: str, fault: Exception) -> str:
+def _hub_advice(repository: str, fault: BaseException) -> str:
     """What went wrong on the Hugging Face hub and what to do about it, most telling fault first."""
     from huggingface_hub import errors
 
@@ -81,14 +81,13 @@ def _hub_advice(repository: str, fault: Exception) -> str:
     if isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full. Free some space, or set HF_HOME to a folder on a larger disk."
     if isinstance(fault, PermissionError):
-        return f"the download folder cannot be written ({fault}). Set HF_HOME to a folder of yours."
+        return f"the download folder cannot be written ({said(fault)}). Set HF_HOME to a folder of yours."
     if isinstance(fault, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled | ConnectionError | TimeoutError):
         return (
             "it has not been downloaded before, and the Hugging Face hub cannot be reached from here.\n"
             f"Where there is a network: accept the licence at {page}, then `hf auth login` and run again."
         )
-    first = (str(fault).splitlines() or [""])[0]
-    return f"the download failed ({type(fault).__name__}: {first}). Run again: it goes on where it stopped."
+    return f"the download failed ({named(fault)}). Run again: it goes on where it stopped."
 
 
 def _from_kaggle(source: str) -> Path:
@@ -97,12 +96,12 @@ def _from_kaggle(source: str) -> Path:
         import kagglehub
     except ImportError as fault:
         raise UserError(f"model.weights={source} needs kagglehub: pip install 'agent-tunix[kaggle]'.") from fault
-    try:
-        folder = Path(kagglehub.model_download(handle))
-    except Exception as fault:
-        raise UserError(
-            f"model.weights={source}: Kaggle did not provide it ({type(fault).__name__}: {fault}).\n"
+    with calling(
+        lambda fault: UserError(
+            f"model.weights={source}: Kaggle did not provide it ({named(fault)}).\n"
             f"Accept the licence at https://www.kaggle.com/models/{handle} and put your API token where kagglehub looks.\n"
             f"{LOCAL}\n{QUICK}"
-        ) from fault
+        )
+    ):
+        folder = Path(kagglehub.model_download(handle))
     return find_orbax(folder) or folder

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from agent_tunix.errors import UserError, unreadable
+from agent_tunix.errors import UserError, calling, reading, said
 from agent_tunix.models.families.gemma3 import Architecture
 
 MARKS = ("_METADATA", "manifest.ocdbt")
@@ -52,11 +52,9 @@ class OrbaxFolder:
 
     def __init__(self, folder: Path):
         self._folder, self._checkpointer = folder, ocp.PyTreeCheckpointer()
-        try:
+        with reading(folder, "download it again"):
             metadata = self._checkpointer.metadata(folder.resolve())
             leaves = _flatten(metadata.item_metadata.tree)
-        except Exception as fault:
-            raise unreadable(folder, fault, "download it again") from fault
         self._stored: dict[str, tuple[tuple[str, ...], int | None]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         for path, leaf in leaves.items():
@@ -67,11 +65,10 @@ class OrbaxFolder:
     def _add(self, path: tuple[str, ...], stored: str, leaf: ocp.metadata.ArrayMetadata) -> None:
         """Notes under which names a stored tensor is asked for, and in which shapes."""
         names = _names(stored)
-        try:
+        other = f"{self._folder} is not {LAYOUT}: {stored} is of another kind or shape"
+        with calling(lambda fault: UserError(f"{other} ({said(fault)}).")):
             shapes = [_huggingface_shape(name, tuple(leaf.shape), len(names)) for name in names]
             floating = jnp.issubdtype(leaf.dtype, jnp.floating)
-        except (AttributeError, IndexError, TypeError, ValueError) as fault:
-            raise UserError(f"{self._folder} is not {LAYOUT}: {stored} is of another kind or shape ({fault}).") from fault
         if not floating:
             raise UserError(f"{self._folder}: tensor {stored} is of type {leaf.dtype}; weights are floating-point numbers.")
         for index, (name, shape) in enumerate(zip(names, shapes, strict=True)):
@@ -82,18 +79,16 @@ class OrbaxFolder:
         path, index = self._stored[name]
         tree, restore = _nested(path, np.zeros(())), _nested(path, ocp.RestoreArgs(restore_type=np.ndarray))
         args = ocp.args.PyTreeRestore(item=tree, restore_args=restore, partial_restore=True)
-        try:
+        with reading(self._folder, "download it again"):
             value = self._checkpointer.restore(self._folder.resolve(), args=args)
-        except Exception as fault:  # orbax and tensorstore raise many kinds
-            raise unreadable(self._folder, fault, "download it again") from fault
-        for key in path:
-            value = value[key]
-        return _huggingface_layout(name, value if index is None else value[index]).astype(dtype, copy=False)
+            for key in path:
+                value = value[key]
+            return _huggingface_layout(name, value if index is None else value[index]).astype(dtype, copy=False)
 
     def architecture(self, described: Architecture) -> Architecture:
         """The sizes that the shapes tell; the rest as described."""
         layer = "model.layers.0.self_attn"
-        try:
+        with calling(lambda fault: UserError(f"{self._folder} is not {LAYOUT}: {_lacking(fault)}.")):
             vocab_size, embed_dim = self.shapes["model.embed_tokens.weight"]
             (head_dim,) = self.shapes[f"{layer}.q_norm.weight"]
             return dataclasses.replace(
@@ -106,10 +101,12 @@ class OrbaxFolder:
                 num_kv_heads=self.shapes[f"{layer}.k_proj.weight"][0] // head_dim,
                 hidden_dim=self.shapes["model.layers.0.mlp.gate_proj.weight"][0],
             )
-        except KeyError as fault:
-            raise UserError(f"{self._folder} is not {LAYOUT}: it has nothing for tensor {fault}.") from fault
-        except ValueError as fault:
-            raise UserError(f"{self._folder} is not {LAYOUT}: its embedding or norms have other shapes.") from fault
+
+
+def _lacking(fault: BaseException) -> str:
+    if isinstance(fault, KeyError):
+        return f"it has nothing for tensor {fault}"
+    return "its embedding or norms have other shapes"
 
 
 def _flatten(tree, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], ocp.metadata.ArrayMetadata]:

@@ -9,19 +9,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes  # noqa: F401 (teaches numpy the type that most checkpoints are stored in)
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-from agent_tunix.errors import UserError, unreadable
+from agent_tunix.errors import UserError, calling, reading, unparsed
 from agent_tunix.models.families.gemma3 import Architecture
 
 INDEX = "model.safetensors.index.json"
 GREATEST = 1e12  # of any number that a model has
 MOST_LAYERS = 1000
+NAMED = 6  # files that a message lists before it only counts them
 NO_WEIGHTS = {"BOOL", *(f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64))}
 TIED = "tie_word_embeddings"
 # The defaults of transformers' Gemma3TextConfig, for keys that a config.json leaves out: those of 4B, 12B and 27B do most.
@@ -55,15 +57,13 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", re.compile(r"(?:language_model\.)
 def read_config(folder: Path, family: str = "gemma3") -> dict[str, Any]:
     """A checkpoint's config.json; raises UserError where it is missing, broken or of another family."""
     path = folder / "config.json"
-    try:
+    if not path.exists():
+        raise UserError(f"{folder} has no config.json: it is not a checkpoint in Hugging Face's layout.")
+    with reading(path, "download it again"):
         config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as fault:
-        raise UserError(f"{folder} has no config.json: it is not a checkpoint in Hugging Face's layout.") from fault
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as fault:
-        raise UserError(f"{path} is not JSON ({fault}); download it again.") from fault
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind not in (family, f"{family}_text"):
-        raise UserError(f"{path} describes a model of type {kind}; only {family} and {family}_text can be trained.")
+        raise UserError(f"{path} describes a model of type {kind!s:.80}; only {family} and {family}_text can be trained.")
     return config
 
 
@@ -71,10 +71,15 @@ def read_architecture(folder: Path, family: str = "gemma3") -> Architecture:
     """The architecture that a checkpoint's config.json describes."""
     whole = read_config(folder, family)
     head = {TIED: whole[TIED]} if TIED in whole else {}  # the head is the whole model's, not the text part's
-    try:
+    with calling(partial(_wrong_kind, folder / "config.json")):
         return numeric(_architecture({**whole, **(whole.get("text_config") or {}), **head}, folder))
-    except (TypeError, ValueError, AttributeError, ArithmeticError) as fault:
-        raise UserError(f"{folder / 'config.json'} has a value of the wrong kind ({fault}); download it again.") from fault
+
+
+def _wrong_kind(path: Path, fault: BaseException) -> UserError:
+    """For whatever comes of numbers that are lists, or of lists that are none."""
+    if isinstance(fault, UserError):
+        return fault
+    return UserError(f"{path} has a value of the wrong kind ({unparsed(fault)}); download it again.")
 
 
 def _architecture(config: dict[str, Any], folder: Path) -> Architecture:
@@ -114,7 +119,7 @@ def _check_fixed(config: dict[str, Any], folder: Path) -> None:
     for key, value in FIXED.items():
         found = config.get(key, value)
         if found != value and not (found is None and value is False):
-            shown = "set" if isinstance(found, dict) else json.dumps(found)
+            shown = "set" if isinstance(found, dict | list) else json.dumps(found)
             raise UserError(f"{folder / 'config.json'}: {key} is {shown}; only {json.dumps(value)} is supported.")
 
 
@@ -155,7 +160,7 @@ def _rope_factor(layer: dict[str, Any], folder: Path) -> float:
     """By how much positions are scaled; as in transformers, a factor counts for nothing beside the type default."""
     kind = layer.get("rope_type", layer.get("type"))
     if kind not in (None, "default", "linear"):
-        raise UserError(f"{folder / 'config.json'}: RoPE of type {kind} is not supported.")
+        raise UserError(f"{folder / 'config.json'}: RoPE of type {kind!s:.80} is not supported.")
     if ("factor" in layer and kind is None) or ("factor" not in layer and kind == "linear"):
         raise ValueError(f"RoPE has {layer}, of which type and factor are wanted, or neither")
     return float(layer["factor"]) if kind == "linear" else 1.0
@@ -203,19 +208,27 @@ class SafetensorsFolder:
         self._head: tuple[Any, str, Path] | None = None
         self.shapes: dict[str, tuple[int, ...]] = {}
         for path in _files(folder):
-            handle = _open(path)
-            for stored in handle.keys():  # noqa: SIM118 (safe_open is no dict)
-                if NOT_TEXT.match(stored):
-                    continue
-                if HEAD.fullmatch(stored):
-                    self._head = (handle, stored, path)
-                    continue
-                match = TEXT.fullmatch(stored)
-                name = f"model.{match.group(1)}" if match else stored
-                if name in self._where:
-                    raise UserError(f"{path}: tensor {stored} is in {self._where[name][2].name} too; leave one of them.")
-                self._where[name] = (handle, stored, path)
-                self.shapes[name] = tuple(handle.get_slice(stored).get_shape())
+            with reading(path, "delete it and download it again"):
+                self._add(path)
+
+    def _add(self, path: Path) -> None:
+        """Notes the tensors of a file."""
+        with open(path, "rb") as file:
+            if file.read(20).startswith(b"version https://git-"):
+                raise UserError(f"{path} is a Git LFS pointer, not the weights; fetch them with `git lfs pull`.")
+        handle = safe_open(path, framework="numpy")
+        for stored in handle.keys():  # noqa: SIM118 (safe_open is no dict)
+            if NOT_TEXT.match(stored):
+                continue
+            if HEAD.fullmatch(stored):
+                self._head = (handle, stored, path)
+                continue
+            match = TEXT.fullmatch(stored)
+            name = f"model.{match.group(1)}" if match else stored
+            if name in self._where:
+                raise UserError(f"{path}: tensor {stored} is in {self._where[name][2].name} too; leave one of them.")
+            self._where[name] = (handle, stored, path)
+            self.shapes[name] = tuple(handle.get_slice(stored).get_shape())
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         tensor = _tensor(*self._where[name])
@@ -228,10 +241,8 @@ class SafetensorsFolder:
 def _tensor(handle: Any, stored: str, path: Path) -> np.ndarray:
     if (kind := handle.get_slice(stored).get_dtype()) in NO_WEIGHTS:
         raise UserError(f"{path}: tensor {stored} is of type {kind}; weights are floating-point numbers.")
-    try:
+    with reading(f"{path}: tensor {stored} of type {kind}"):
         return handle.get_tensor(stored)
-    except (SafetensorError, TypeError, AttributeError) as fault:
-        raise UserError(f"{path}: tensor {stored} of type {kind} cannot be read ({fault}).") from fault
 
 
 def _files(folder: Path) -> list[Path]:
@@ -239,25 +250,15 @@ def _files(folder: Path) -> list[Path]:
     if (single := folder / "model.safetensors").exists():
         return [single]
     if (folder / INDEX).exists():
-        try:
-            names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
-            files = [folder / name for name in names]
-        except (ValueError, KeyError, TypeError, AttributeError) as fault:
-            raise UserError(f"{folder / INDEX} cannot be read ({fault!r}); download it again.") from fault
-        missing = [name for name, file in zip(names, files, strict=True) if not file.exists()]
+        with reading(folder / INDEX, "download it again"):
+            names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+            missing = [name for name in names if not (folder / name).exists()]
         if missing:
-            raise UserError(f"{folder} lacks {', '.join(missing)}, which its index names; finish the download.")
-        return files
+            more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+            raise UserError(
+                f"{folder} lacks {', '.join(missing[:NAMED])}{more}, which its index names; finish the download."
+            )
+        return [folder / name for name in names]
     if not (files := sorted(folder.glob("*.safetensors"))):
         raise UserError(f"{folder} holds no *.safetensors file.")
     return files
-
-
-def _open(path: Path) -> Any:
-    try:
-        with open(path, "rb") as file:
-            if file.read(20).startswith(b"version https://git-"):
-                raise UserError(f"{path} is a Git LFS pointer, not the weights; fetch them with `git lfs pull`.")
-        return safe_open(path, framework="numpy")
-    except (SafetensorError, OSError) as fault:  # among them a link of the hub's cache that leads nowhere
-        raise unreadable(path, fault, "delete it and download it again") from fault

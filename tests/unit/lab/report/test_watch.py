@@ -6,6 +6,7 @@ import http.client
 import json
 import socket
 import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -98,6 +99,8 @@ def test_only_two_paths_one_method_and_this_machine_are_answered(serve, write_ru
     assert ask("/", host="localhost:8265")[0] == 200
     assert ask("/", host="127.0.0.1")[0] == 200
     assert ask("/?again", host="LOCALHOST")[0] == 200
+    assert ask("http://127.0.0.1/")[0] == 200
+    assert ask("http://[::1/", host="127.0.0.1") == (400, "Invalid IPv6 URL.\n")
     assert ask("/", method="HEAD") == (200, "")
 
 
@@ -142,11 +145,10 @@ def test_ctrl_c_ends_it_quietly(command, write_run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("reading", ["contents", "kind_of"])
-def test_a_folder_that_goes_while_it_is_read_is_waited_for(serve, tmp_path, monkeypatch, reading):
-    def gone(folder):
-        raise FileNotFoundError(2, "No such file or directory", str(folder / "0"))
-
-    monkeypatch.setattr(watch, reading, gone)
+@pytest.mark.parametrize("fault", [FileNotFoundError(2, "No such file or directory", "0"), TypeError("not a number")])
+def test_a_folder_that_goes_while_it_is_read_is_waited_for(serve, tmp_path, monkeypatch, reading, fault):
+    """As is one with something in it that nobody has thought of."""
+    monkeypatch.setattr(watch, reading, Mock(side_effect=fault))
     (tmp_path / "config.yaml").write_text("seed: 1\n")
     status, text = serve(tmp_path)()
     assert status == 200

@@ -263,6 +263,17 @@ def test_a_gguf_with_what_there_is_no_code_for_is_refused(tmp_path, golden, arch
         read_architecture(path, arch)
 
 
+@pytest.mark.parametrize("value", ["high", ["high"]])
+def test_a_gguf_with_texts_for_numbers_is_refused(tmp_path, golden, arch, value, monkeypatch):
+    def add(writer, value) -> None:
+        (writer.add_string if isinstance(value, str) else writer.add_array)("gemma3.final_logit_softcapping", value)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_final_logit_softcapping", add)
+    path = layouts.write_gguf(tmp_path / "other.gguf", golden, add_final_logit_softcapping=value)
+    with pytest.raises(UserError, match=r"softcapping is .*high.*; only"):
+        load_weights(path, read_architecture(path, arch), jnp.float32)
+
+
 @pytest.mark.parametrize(
     ("key", "value"), [("add_head_count", [4, 4, 4]), ("add_rope_freq_base", float("inf")), ("add_embedding_length", 0)]
 )

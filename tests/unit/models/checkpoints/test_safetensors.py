@@ -174,17 +174,22 @@ def test_a_value_of_the_wrong_kind_is_said_without_a_traceback(tmp_path, change)
     ("index", "said"),
     [
         ({"x": "a.safetensors"}, r"lacks a\.safetensors, which its index names"),
-        ({"x": 3}, "cannot be read"),
-        (3, "cannot be read"),
+        ({"x": 3}, "is damaged"),
+        ({"x": "a" * 1000}, "is damaged|lacks a"),
+        ({"x": ["a"]}, "is damaged"),
+        (3, "is damaged"),
+        ({str(i): f"{i}.safetensors" for i in range(9)}, r"lacks 0\.safetensors, .* and 3 more, which"),
+        ("[" * 100_000, r"safetensors\.index\.json is damaged .*nested too deeply"),
     ],
+    ids=range(7),
 )
 def test_an_index_that_names_no_file_is_answered(tmp_path, index, said):
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": index}))
+    (tmp_path / INDEX).write_text(index if isinstance(index, str) else json.dumps({"weight_map": index}))
     with pytest.raises(UserError, match=said):
         SafetensorsFolder(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "\x00"])
+@pytest.mark.parametrize("text", ["{", "[]", "\x00", "[" * 100_000, '{"vocab_size": ' + "1" * 5000 + "}"], ids=range(5))
 def test_a_broken_config_is_named(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match=r"config\.json"):
