@@ -19,8 +19,10 @@ from campaign.commands import Outcome, Strike, run
 from campaign.runs import (
     EVALUATE,
     EXPORT,
+    RECORDS,
     RESUME,
     SAVED,
+    SEARCH,
     STEPS,
     SWEEP,
     TRAIN,
@@ -69,6 +71,28 @@ def _sweep(fuse: str) -> Command:
     return Command(lambda scene, folder: None, lambda folder: arguments, faults)
 
 
+def _search_faults(scene: Scene, folder: Path) -> Iterator[str]:
+    ours, theirs = folder / "search", scene.search
+    for name in ("best.yaml", "tune.yaml"):
+        if (ours / name).read_bytes() != (theirs / name).read_bytes():
+            yield f"{name} differs"
+    if _stages(ours) != _stages(theirs):
+        yield "tune.json tells of other stages"
+    for stage in sorted(theirs.glob("*/sweep.json")):
+        of_stage = stage.parent.relative_to(theirs)
+        how = [json.loads((place / of_stage / "sweep.json").read_text())["groups"] for place in (ours, theirs)]
+        for job in sorted(stage.parent.glob("*/metrics.jsonl")) if how[0] == how[1] else ():  # which was measured
+            place = job.parent.relative_to(theirs)
+            yield from (
+                f"{place}/{name} differs" for name in RECORDS if records(ours / place, name) != records(theirs / place, name)
+            )
+    yield from half_written(ours)
+
+
+def _stages(search: Path) -> object:
+    return json.loads((search / "tune.json").read_text())["stages"]
+
+
 def _copied(of: str) -> Callable[[Scene, Path], object]:
     return lambda scene, folder: shutil.copytree(getattr(scene, of), folder / "run")
 
@@ -105,10 +129,11 @@ COMMANDS = {
     "export": Command(_copied("straight"), _export, _export_faults),
     "fused sweep": _sweep("always"),
     "sweep": _sweep("never"),
+    "search": Command(lambda scene, folder: None, lambda folder: SEARCH, _search_faults),
 }
 # How often each moment has its turn.
-TURNS = ["training"] * 5 + ["saving"] * 4 + ["starting"] * 2 + ["resuming"] * 3
-TURNS += ["in a fused sweep", "in a sweep", "evaluating", "evaluating", "exporting", "exporting"]
+TURNS = ["training"] * 4 + ["saving"] * 4 + ["starting"] * 2 + ["resuming"] * 3
+TURNS += ["in a fused sweep", "in a search", "in a sweep", "evaluating", "evaluating", "exporting", "exporting"]
 
 
 @dataclasses.dataclass(frozen=True)

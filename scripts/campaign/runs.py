@@ -19,6 +19,8 @@ RUN = ["model=gemma3_tiny", "data.num_examples=64", "training.micro_batch_size=2
 RUN += ["training.save_interval_steps=2", "training.eval_every_n_steps=2", "evaluation.num_examples=8"]
 RUN += ["evaluation.sampled=false", "optimizer.learning_rate=1e-5"]
 SWEEP = ["--multirun", *RUN[:-1], "optimizer.learning_rate=1e-6,1e-5", "training.num_batches=2"]
+SEARCH = ["tune", *RUN[:-1], "training.num_batches=2", "tune.budget=24", "tune.rates=2", "tune.seeds=1", "tune.finalists=1"]
+SEARCH += ["tune.warmup_ratios=[]", "tune.weight_decays=[]", "hydra.run.dir=search"]
 TRAIN, RESUME = ["train", *RUN, "hydra.run.dir=run"], ["train", "training.resume=run"]
 FROM_RUN = ["train", *RUN, "training.num_batches=1", "training.init_from=run", "hydra.run.dir=next"]
 EVALUATE = ["evaluate", "run=run", "evaluation.num_examples=8"]
@@ -45,6 +47,10 @@ class Scene:
     @property
     def halfway(self) -> Path:
         return self.folder / "halfway" / "run"
+
+    @property
+    def search(self) -> Path:
+        return self.folder / "searched" / "search"
 
     def sweep(self, fuse: str) -> Path:
         return self.folder / fuse / "sweep"
@@ -81,6 +87,9 @@ def make_scene(folder: Path) -> Scene:
         must("sweep", arguments, folder / fuse)
     shutil.rmtree(scene.sweep("never"))
     must("sweep", arguments, folder / "never")
+    must("search", SEARCH, folder / "searched")
+    shutil.rmtree(scene.search)
+    must("search", SEARCH, folder / "searched")
     for step in SAVED:
         at = folder / f"from-{step}"
         at.mkdir()
