@@ -13,9 +13,11 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
+import importlib
 import math
 import multiprocessing
 import os
+import pkgutil
 import random
 import shutil
 import sys
@@ -89,34 +91,10 @@ def prepare_for_forks(folder: Path) -> None:
     os.environ["PYTHONPATH"] = str(REPOSITORY / "src")
     sys.path.insert(0, os.environ["PYTHONPATH"])
     warnings.filterwarnings("ignore", message=".*fork", category=RuntimeWarning)
-    import tensorstore
-    import tokenizers
+    import agent_tunix
 
-    from agent_tunix import cli
-    from agent_tunix.lab.doctor import doctor
-    from agent_tunix.lab.lr_find import lr_find
-    from agent_tunix.lab.plan import plan
-    from agent_tunix.lab.report import page, watch
-    from agent_tunix.lab.sweep import sweep, sweep_closing
-    from agent_tunix.lab.tune import tune
-    from agent_tunix.training import evaluation, export, loop
-
-    del (
-        tensorstore,
-        tokenizers,
-        cli,
-        doctor,
-        plan,
-        evaluation,
-        export,
-        lr_find,
-        sweep,
-        sweep_closing,
-        loop,
-        tune,
-        watch,
-        page,
-    )
+    for module in pkgutil.walk_packages(agent_tunix.__path__, "agent_tunix."):
+        importlib.import_module(module.name)
 
 
 def judge(given: tuple):

@@ -99,7 +99,7 @@ def run(
     with open(out, "wb") as to_out, open(err, "wb") as to_err, open(os.devnull, "rb") as nothing:
         streams = nothing.fileno(), to_out.fileno(), to_err.fileno()
         child = _started(arguments, folder, streams) if real else _forked(lambda: _become(arguments, folder, streams))
-    left, first, exceeded, peak = list(strikes), None if real else began, "", 0.0
+    left, first, exceeded, peak = list(strikes), None, "", 0.0
     while True:
         ended, status, usage = os.wait4(child, os.WNOHANG)
         if ended:
@@ -162,7 +162,7 @@ def _megabytes(process: int) -> float:
 def _started(arguments: Sequence[str], folder: Path, streams: tuple[int, int, int]) -> int:
     command = [sys.executable, "-c", ENTRY, *arguments]
     given = dict(zip(("stdin", "stdout", "stderr"), streams, strict=True))
-    return subprocess.Popen(command, cwd=folder, start_new_session=True, **given).pid
+    return subprocess.Popen(command, cwd=folder, start_new_session=True, preexec_fn=_as_from_a_terminal, **given).pid
 
 
 def _forked(work: Callable[[], Any]) -> int:
@@ -182,14 +182,12 @@ def _become(arguments: Sequence[str], folder: Path, streams: tuple[int, int, int
     """Is the command from here on, as if a console had started it."""
     from agent_tunix import cli
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _as_from_a_terminal()
     os.chdir(folder)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
     sys.argv = ["agent-tunix", *arguments]
+    Path(MARK).touch()
     code = 1
     try:
         cli.main()
@@ -201,6 +199,14 @@ def _become(arguments: Sequence[str], folder: Path, streams: tuple[int, int, int
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _as_from_a_terminal() -> None:
+    """No signal is ignored, as it would be where this campaign is to outlive its own terminal; no memory is dumped."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def apart(work: Callable[[], Any]) -> Any:

@@ -1,7 +1,7 @@
 """Kills: a command gets a signal at a random moment, maybe a second one, and is then given again until it ends.
 
 Promised: it ends in the same bits as the command that nothing interrupted, and nothing beyond the last save is lost. A
-signal other than SIGKILL ends it with exit code 0, or 130 and a message, and leaves nothing half-written.
+signal other than SIGKILL ends it with exit code 0, or 130 and a message, and a single one leaves nothing half-written.
 """
 
 from __future__ import annotations
@@ -223,9 +223,12 @@ def _runs(folder: Path) -> list[Path]:
 
 def _saved_lines(run: Path) -> list[bytes]:
     """The metrics of the updates that the last checkpoint holds, with their times: made again, these would be others."""
-    steps = saved_steps(run)
-    lines = (run / "metrics.jsonl").read_bytes().splitlines()[: steps[-1]] if steps else []
-    return lines
+    return _lines(run)[: max(saved_steps(run), default=0)]
+
+
+def _lines(run: Path) -> list[bytes]:
+    metrics = run / "metrics.jsonl"
+    return metrics.read_bytes().splitlines() if metrics.exists() else []
 
 
 def _faults_of_end(outcome: Outcome, kill: Kill, folder: Path) -> Iterator[str]:
@@ -236,9 +239,8 @@ def _faults_of_end(outcome: Outcome, kill: Kill, folder: Path) -> Iterator[str]:
         yield f"it ended with exit code {outcome.code}"
     if outcome.code and not outcome.err.strip():
         yield "it ended without a word"
-    yield from half_written(folder)
-    if kill.command in ("train", "resume") and outcome.code == 0:
-        run = folder / "run"
-        done, saved = len((run / "metrics.jsonl").read_bytes().splitlines()), saved_steps(run)
-        if done != (saved or [0])[-1]:
-            yield f"it made {done} updates and saved {saved}"
+    if outcome.struck < 2:  # a second signal does not wait for what is being written
+        yield from half_written(folder)
+    done, saved = len(_lines(folder / "run")), saved_steps(folder / "run")
+    if kill.command in ("train", "resume") and outcome.code == 0 and done != max(saved, default=0):
+        yield f"it made {done} updates and saved {saved}"
