@@ -17,12 +17,14 @@ from race import LEARNING_RATE, Race, reward
 from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine.checkpoint import Checkpoints
+from agent_tunix.engine.progress import Progress
 from agent_tunix.training import loading
-from agent_tunix.training.guard import Interruption, Progress
+from agent_tunix.training.guard import Interruption
 from agent_tunix.training.loop import Outputs, train_loop
 from agent_tunix.training.progress import Display
-from agent_tunix.training.run_folder import Record, RunFolder
+from agent_tunix.training.run_folder import RunFolder
 from agent_tunix.training.setup import Loaded, compile_ahead, prepare
+from agent_tunix.types import Record
 
 
 def chance(prompt: str, completion: str, answer: str) -> float:

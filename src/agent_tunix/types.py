@@ -22,6 +22,7 @@ from typing import Any, TypeVar, dataclass_transform
 import jax
 
 T = TypeVar("T")
+Record = dict[str, Any]  # a line of a run's files: numbers and texts by name
 
 
 @dataclass_transform(frozen_default=True)

@@ -21,16 +21,16 @@ from safetensors.numpy import load_file, save_file
 
 from agent_tunix.config.launch import Launch
 from agent_tunix.engine import distributed
-from agent_tunix.engine.batch import score
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.checksum import summed
+from agent_tunix.engine.progress import Progress
+from agent_tunix.environments.rewards import score
 from agent_tunix.environments.stream import Example
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.models.checkpoints.hub import find_checkpoint
 from agent_tunix.models.checkpoints.loading import load_weights
 from agent_tunix.models.checkpoints.safetensors import read_architecture
 from agent_tunix.models.sharding import lay, lay_rows, mesh_of_sizes
-from agent_tunix.training.guard import Progress
 from agent_tunix.types import TrainState
 
 VALUES = np.arange(24, dtype=np.float32).reshape(8, 3)

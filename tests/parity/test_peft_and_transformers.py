@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3Config, Gemm
 from agent_tunix.config.load import config_text, read_config, validate
 from agent_tunix.config.schema import Config, ExportConfig
 from agent_tunix.engine.checkpoint import Checkpoints
+from agent_tunix.engine.progress import Progress
 from agent_tunix.engine.sampler import Draw, sample
 from agent_tunix.engine.update import init_state
 from agent_tunix.models.checkpoints.hub import find_checkpoint
@@ -23,7 +24,6 @@ from agent_tunix.models.lora import init_adapters
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.training import export, loading, rollouts
 from agent_tunix.training.data import load_examples, prompt_width
-from agent_tunix.training.guard import Progress
 
 pytestmark = pytest.mark.parity
 TRAIN = ["train", "model=gemma3_tiny", "training.num_batches=2", "hydra.run.dir=run"]

@@ -44,8 +44,6 @@ def layer(module: Path) -> str:
 
 
 STILL_UPWARDS = {
-    "engine/batch.py": "environments",
-    "engine/checkpoint.py": "training",
     "kernels/rope_norm.py": "models",
     "kernels/token/token_kernel.py": "models",
     "training/loop.py": "lab",

@@ -1,41 +1,19 @@
-"""From completions to the batch that an update learns from: rewards, advantages, trimming."""
+"""From completions to the batch that an update learns from: trimming, padding, groups of several draws."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from agent_tunix.engine import distributed
-from agent_tunix.environments.rewards import Scorer
-from agent_tunix.environments.stream import Example
 from agent_tunix.models.sharding import cut, lay_rows
 from agent_tunix.types import Batch, Rollouts
 
 SMALLEST_BUCKET = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class Scored:
-    """Completions with their rewards, on the host; `texts` holds, by row, those that this process has scored."""
-
-    texts: Mapping[int, str]
-    values: dict[str, np.ndarray]
-    rewards_PG: np.ndarray
-    penalty_B: np.ndarray | None = None  # of long completions, which the rewards include
-
-
-def score(scorer: Scorer, examples: Sequence[Example], texts: Mapping[int, str], G: int) -> Scored:
-    """Rewards of G completions per example; each process scores the texts that it holds, given by row."""
-    of = [examples[row // G] for row in texts]
-    truths = [e.answer for e in of]
-    own = distributed.agreed(lambda: scorer([e.question for e in of], list(texts.values()), truths))
-    values = distributed.gather_rows(list(texts), own, G * len(examples))
-    return Scored(texts, values, scorer.total(values).reshape(-1, G))
 
 
 def trim(rollouts: Rollouts, lengths_B: np.ndarray) -> Rollouts:

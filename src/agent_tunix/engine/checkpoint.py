@@ -35,8 +35,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from agent_tunix.engine.checksum import described, digest, summed
+from agent_tunix.engine.progress import Progress
 from agent_tunix.errors import UserError, error_number, may_not_be_read, mistake_of, of_system, said, unparsed
-from agent_tunix.training.guard import Progress
 from agent_tunix.types import TrainState
 
 SAVER = concurrent.futures.ThreadPoolExecutor(1)  # of all runs: several at once would keep Python from the one that trains

@@ -7,19 +7,22 @@ A user's own function has the same signature, `(prompt, completion, answer) -> f
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import itertools
 import math
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from agent_tunix.config import imports
 from agent_tunix.config.imports import OWN, Origin
+from agent_tunix.engine import distributed
 from agent_tunix.environments import answers
 from agent_tunix.environments.reward_process import CallStopped, RewardProcess, Row
+from agent_tunix.environments.stream import Example
 from agent_tunix.errors import DivergenceError, UserError, calling, kind_of, named
 from agent_tunix.models.chat import ANSWER, REASONING
 
@@ -194,3 +197,22 @@ def _refuse_taken(names: Iterable[str]) -> None:
 
 def _key(name: str) -> str:
     return f"reward.functions.{name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """Completions with their rewards, on the host; `texts` holds, by row, those that this process has scored."""
+
+    texts: Mapping[int, str]
+    values: dict[str, np.ndarray]
+    rewards_PG: np.ndarray
+    penalty_B: np.ndarray | None = None  # of long completions, which the rewards include
+
+
+def score(scorer: Scorer, examples: Sequence[Example], texts: Mapping[int, str], G: int) -> Scored:
+    """Rewards of G completions per example; each process scores the texts that it holds, given by row."""
+    of = [examples[row // G] for row in texts]
+    truths = [e.answer for e in of]
+    own = distributed.agreed(lambda: scorer([e.question for e in of], list(texts.values()), truths))
+    values = distributed.gather_rows(list(texts), own, G * len(examples))
+    return Scored(texts, values, scorer.total(values).reshape(-1, G))

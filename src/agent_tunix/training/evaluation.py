@@ -46,8 +46,9 @@ from agent_tunix.training.data import (
 )
 from agent_tunix.training.progress import say
 from agent_tunix.training.rollouts import complete
-from agent_tunix.training.run_folder import Record, run_folder
+from agent_tunix.training.run_folder import run_folder
 from agent_tunix.training.setup import engine_of
+from agent_tunix.types import Record
 
 ASKED = ("run", "step", "inference_config", "num_passes", "evaluation", "seed", "data")  # what can be chosen for a run
 LENGTH = "generation.max_prompt_length"  # and for its problems, which training did not read

@@ -20,6 +20,7 @@ from agent_tunix.config.schema import Config
 from agent_tunix.engine import distributed
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.fused import StoppedError
+from agent_tunix.engine.progress import Progress
 from agent_tunix.engine.random_keys import Purpose
 from agent_tunix.engine.update import evaluation_trainable
 from agent_tunix.errors import DivergenceError
@@ -28,25 +29,16 @@ from agent_tunix.lab.doctor.examination import early_warnings
 from agent_tunix.lab.report.page import report_on
 from agent_tunix.training import loading
 from agent_tunix.training.evaluation import answers_of, grade
-from agent_tunix.training.guard import MAX_ROLLBACKS, Interruption, Progress, fault_of
+from agent_tunix.training.guard import MAX_ROLLBACKS, Interruption, fault_of
 from agent_tunix.training.horizon import hyperparameters
+from agent_tunix.training.metrics import Clock, cost_record, update_record
 from agent_tunix.training.progress import Bars, Display, print_summary, say
 from agent_tunix.training.resume import counting_on, restored
 from agent_tunix.training.rollouts import demonstrations, draw, lesson
-from agent_tunix.training.run_folder import (
-    Clock,
-    Record,
-    RunFolder,
-    claimed,
-    cost_record,
-    read_records,
-    replace_text,
-    run_folder,
-    update_record,
-)
+from agent_tunix.training.run_folder import RunFolder, claimed, read_records, replace_text, run_folder
 from agent_tunix.training.setup import Loaded, Run, Way, compile_ahead, prepare
 from agent_tunix.training.summary import ended_by, remedy, summarise, validations
-from agent_tunix.types import TrainState
+from agent_tunix.types import Record, TrainState
 
 SAMPLES_SHOWN = 3
 Pause = Callable[[int], bool]  # whether a run is to rest after so many updates, from which it can go on

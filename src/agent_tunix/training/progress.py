@@ -17,7 +17,7 @@ from rich.table import Table
 from agent_tunix.config.load import config_folder
 from agent_tunix.config.output_folders import of_the_shell
 from agent_tunix.console import show_controls
-from agent_tunix.training.run_folder import Record
+from agent_tunix.types import Record
 
 LINES = 12  # lines printed over a run where there is no terminal to draw a bar on
 

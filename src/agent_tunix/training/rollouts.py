@@ -11,18 +11,19 @@ import numpy as np
 from agent_tunix.algorithm.advantages import group_advantages, has_spread, overlong_penalty, shuffle_within_groups
 from agent_tunix.algorithm.objectives import OBJECTIVES, per_sequence
 from agent_tunix.engine import distributed
-from agent_tunix.engine.batch import Scored, bucket, groups_to_learn, merged, padded, score, trim, with_learning
+from agent_tunix.engine.batch import bucket, groups_to_learn, merged, padded, trim, with_learning
 from agent_tunix.engine.engine import Engine
 from agent_tunix.engine.random_keys import Purpose
 from agent_tunix.engine.sampler import Sampling
+from agent_tunix.environments.rewards import Scored, score
 from agent_tunix.environments.stream import Example, left_padded, right_pad
 from agent_tunix.models.base import Model
 from agent_tunix.models.lora import Policy
 from agent_tunix.models.sharding import lay_rows, on_mesh_of
 from agent_tunix.training.data import demonstration_ids
-from agent_tunix.training.run_folder import Clock, Record, reward_record, sample_records
+from agent_tunix.training.metrics import Clock, reward_record, sample_records
 from agent_tunix.training.setup import Run
-from agent_tunix.types import Batch, Prompts, Rollouts
+from agent_tunix.types import Batch, Prompts, Record, Rollouts
 
 
 @dataclasses.dataclass(frozen=True)

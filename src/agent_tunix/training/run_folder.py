@@ -6,24 +6,15 @@ import contextlib
 import json
 import math
 import os
-import resource
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
 from agent_tunix.config import output_folders
 from agent_tunix.engine import distributed
-from agent_tunix.engine.batch import Scored
-from agent_tunix.engine.update import UpdateStats
-from agent_tunix.environments.stream import Example
 from agent_tunix.errors import UserError
 from agent_tunix.training.loggers.tensorboard import CurveFile
-
-Record = dict[str, Any]
+from agent_tunix.types import Record
 
 
 class RunFolder:
@@ -187,85 +178,6 @@ def objects(texts: Iterable[str]) -> list[Record]:
         with contextlib.suppress(ValueError, RecursionError):
             found.append(json.loads(text))
     return [record for record in found if isinstance(record, dict)]
-
-
-class Clock:
-    """Laps of one batch, in seconds."""
-
-    def __init__(self) -> None:
-        self._start = self._last = time.perf_counter()
-        self.laps: dict[str, float] = {}
-
-    def lap(self, name: str, *, again: bool = False) -> None:
-        """Ends a lap; one that is run `again` adds to the lap of that name."""
-        now = time.perf_counter()
-        before = self.laps.get(name, 0.0) if again else 0.0
-        self.laps[name], self._last = before + now - self._last, now
-
-    def total(self) -> float:
-        return self._last - self._start
-
-
-def update_record(step: int, stats: UpdateStats) -> Record:
-    """The metrics of an update; reading the numbers waits for it."""
-    loss = stats.loss
-    numbers = {
-        "loss": loss.loss,
-        "lr": stats.lr,
-        "grad_norm": stats.grad_norm,
-        "update_norm": stats.update_norm,
-        "update_survival": stats.update_survival,
-        "kl": loss.kl,
-        "entropy": loss.entropy,
-        "clip_fraction": loss.clip_fraction,
-    }
-    return {"step": step, **{name: float(number) for name, number in numbers.items()}}
-
-
-def reward_record(scored: Scored, ended_B: np.ndarray) -> Record:
-    """The metrics of a batch of completions and their rewards."""
-    return {
-        "reward/mean": float(scored.rewards_PG.mean()),
-        "reward/std": float(scored.rewards_PG.std()),
-        **{f"reward/{name}": float(value.mean()) for name, value in scored.values.items()},
-        **({} if scored.penalty_B is None else {"overlong/penalty": float(scored.penalty_B.mean())}),
-        "groups/zero_variance": float((np.ptp(scored.rewards_PG, axis=1) == 0).mean()),
-        "completion/truncated": float(1 - ended_B.mean()),
-    }
-
-
-def cost_record(lengths_B: np.ndarray, clock: Clock) -> Record:
-    """What a batch took, up to now."""
-    return {
-        "completion/length": float(lengths_B.mean()),
-        **clock.laps,
-        "tokens_per_second": float(lengths_B.sum() / clock.total()),
-        "memory/peak_gb": peak_memory_gb(),
-    }
-
-
-def sample_records(example: Example, scored: Scored, advantages_PG: np.ndarray) -> list[Record]:
-    """Lines of samples.jsonl: the best and the worst completion of the batch's first prompt."""
-    rewards_G = scored.rewards_PG[0]
-    return [
-        {
-            "prompt": example.question,
-            "answer": example.answer,
-            "completion": scored.texts[g],
-            "reward": float(rewards_G[g]),
-            "rewards": {name: float(value[g]) for name, value in scored.values.items()},
-            "advantage": float(advantages_PG[0, g]),
-        }
-        for g in (int(rewards_G.argmax()), int(rewards_G.argmin()))
-    ]
-
-
-def peak_memory_gb() -> float:
-    """Peak memory of the device, where it reports one; else of this process."""
-    stats = jax.local_devices()[0].memory_stats()
-    if stats and "peak_bytes_in_use" in stats:
-        return stats["peak_bytes_in_use"] / 1e9
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 def _line(record: Record) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from agent_tunix.config.guidance import warnings
 from agent_tunix.config.schema import Config
+from agent_tunix.engine.progress import Progress
 from agent_tunix.environments.rewards import is_fault_of_reward
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.lab.doctor.records import finite
@@ -23,9 +24,9 @@ from agent_tunix.lab.doctor.remedies import (
     with_lr_min,
 )
 from agent_tunix.training import loading
-from agent_tunix.training.guard import Progress
-from agent_tunix.training.run_folder import Record, RunFolder, last_step, read_records
+from agent_tunix.training.run_folder import RunFolder, last_step, read_records
 from agent_tunix.training.setup import Run
+from agent_tunix.types import Record
 
 HOW_TO_LEARN = ("training", "optimizer", "scheduler", "grpo")  # not carried over from a warm start, but for what is
 SAME_HERE = ("training.train_fraction", "training.micro_batch_size", "training.batch_size")  # held out, and what fits

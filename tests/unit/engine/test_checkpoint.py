@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 
 from agent_tunix.engine.checkpoint import Checkpoints
+from agent_tunix.engine.progress import Progress
 from agent_tunix.engine.update import init_state
 from agent_tunix.errors import UserError
 from agent_tunix.models.lora import Adapters
-from agent_tunix.training.guard import Progress
 from agent_tunix.types import TrainState
 
 
@@ -192,7 +192,7 @@ def test_a_fault_of_the_disk_while_writing_is_raised_as_the_systems_own(tmp_path
 import pathlib, resource, sys
 import jax
 from agent_tunix.engine.checkpoint import Checkpoints
-from agent_tunix.training.guard import Progress
+from agent_tunix.engine.progress import Progress
 from agent_tunix.engine.update import init_state
 from agent_tunix.models.lora import Adapters
 a, b = (jax.random.normal(jax.random.key(0), shape) for shape in ((4, 512, 64), (4, 64, 512)))

@@ -17,8 +17,8 @@ from agent_tunix.engine.fused import together
 from agent_tunix.environments.rewards import Scorer
 from agent_tunix.training import loading, loop
 from agent_tunix.training.horizon import hyperparameters
+from agent_tunix.training.metrics import Clock
 from agent_tunix.training.rollouts import Lesson, draw, lesson
-from agent_tunix.training.run_folder import Clock
 from agent_tunix.training.setup import Loaded, Run, compile_ahead, prepare
 from agent_tunix.types import Rollouts
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from agent_tunix.config.load import read_saved
 from agent_tunix.errors import UserError
-from agent_tunix.training.run_folder import Record, objects, read_records, read_text
+from agent_tunix.training.run_folder import objects, read_records, read_text
+from agent_tunix.types import Record
 
 Point = tuple[int, float]  # a step and what was measured there
 NUMBERS = (int, float)

@@ -34,8 +34,9 @@ from agent_tunix.training.guard import Interruption
 from agent_tunix.training.horizon import make_plan
 from agent_tunix.training.loop import training
 from agent_tunix.training.progress import Bars, say
-from agent_tunix.training.run_folder import Record, read_records, replace_text
+from agent_tunix.training.run_folder import read_records, replace_text
 from agent_tunix.training.setup import Loaded, Run, prepare
+from agent_tunix.types import Record
 
 RATE = "optimizer.learning_rate"
 REACH = 4  # half decades either side of the model's guidance

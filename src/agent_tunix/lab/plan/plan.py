@@ -39,7 +39,7 @@ from agent_tunix.training import loading
 from agent_tunix.training.data import load_splits, load_task, refuse_unknown_tokens, with_demonstrations
 from agent_tunix.training.horizon import Plan, coefficients, make_plan, too_few
 from agent_tunix.training.progress import say
-from agent_tunix.training.run_folder import Record
+from agent_tunix.types import Record
 
 USABLE = 0.92  # of a card's memory; the rest goes to the runtime and to fragments
 POINTS = 1200  # of the learning rate's curve, at most

@@ -18,7 +18,7 @@ from agent_tunix.lab.report.chart import Chart, Colour, Mark, Series, hue, on_sc
 from agent_tunix.lab.report.verdict import Standing, over_its_seeds, percent
 from agent_tunix.lab.sweep.sweep_folder import job_folders, labels, listed_jobs, overrides_of
 from agent_tunix.training.progress import counted
-from agent_tunix.training.run_folder import Record
+from agent_tunix.types import Record
 
 DASHES = 4  # patterns of lines, the first of which has none
 WIDE = 8  # times the least value: from there on values are laid out by their logarithm

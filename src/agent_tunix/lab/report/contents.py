@@ -36,7 +36,7 @@ from agent_tunix.lab.report.samples import columns
 from agent_tunix.lab.report.settings import settings
 from agent_tunix.lab.report.verdict import Verdict, percent, run_verdict, sweep_verdict
 from agent_tunix.lab.sweep.sweep_folder import job_folders
-from agent_tunix.training.run_folder import Record
+from agent_tunix.types import Record
 
 Tile = tuple[str, str, str]  # name, value, detail
 

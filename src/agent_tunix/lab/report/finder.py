@@ -8,7 +8,7 @@ from pathlib import Path
 from agent_tunix.lab.doctor.records import finite, read_object
 from agent_tunix.lab.report.chart import Chart, Mark, Series, hue
 from agent_tunix.lab.report.verdict import Verdict
-from agent_tunix.training.run_folder import Record
+from agent_tunix.types import Record
 
 CURVES = (
     ("reward", "Reward by learning rate", "Mean reward while the rate is raised step by step. Shaded: the range to try."),

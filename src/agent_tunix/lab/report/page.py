@@ -21,7 +21,8 @@ from agent_tunix.errors import UserError
 from agent_tunix.lab.doctor.remedies import join
 from agent_tunix.lab.report.contents import contents
 from agent_tunix.training.progress import say
-from agent_tunix.training.run_folder import Record, replace_text
+from agent_tunix.training.run_folder import replace_text
+from agent_tunix.types import Record
 
 USAGE = "usage: agent-tunix report <run, sweep or tune folder>"
 HERE = Path(__file__).parent

@@ -9,7 +9,7 @@ from typing import Any
 
 from agent_tunix.lab.report.chart import share_of_page, thinned
 from agent_tunix.lab.report.samples import shortened
-from agent_tunix.training.run_folder import Record
+from agent_tunix.types import Record
 
 PAGE_TEXT = 400_000  # characters of completions on a page
 LONGEST_TEXT = 4000  # of one

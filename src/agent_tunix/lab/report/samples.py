@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agent_tunix.lab.doctor.records import finite
-from agent_tunix.training.run_folder import Record, read_records
+from agent_tunix.training.run_folder import read_records
+from agent_tunix.types import Record
 
 COLUMNS = 5
 OFTEN = 3  # steps that must show the same prompt before others are left out for it

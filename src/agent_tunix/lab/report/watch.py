@@ -23,7 +23,7 @@ from agent_tunix.lab.report.contents import contents, kind_of
 from agent_tunix.lab.report.page import data_of, page_of
 from agent_tunix.lab.report.verdict import Verdict
 from agent_tunix.training.progress import say
-from agent_tunix.training.run_folder import Record
+from agent_tunix.types import Record
 
 USAGE = "usage: agent-tunix watch <run, sweep or tune folder> [--port N]"
 HOST, PORT, TRIES = "127.0.0.1", 8265, 20

@@ -41,9 +41,10 @@ from agent_tunix.training.data import Notice
 from agent_tunix.training.guard import Interruption
 from agent_tunix.training.loop import Outcome, training
 from agent_tunix.training.progress import Bars, say
-from agent_tunix.training.run_folder import Record, claimed
+from agent_tunix.training.run_folder import claimed
 from agent_tunix.training.setup import Loaded, Run, compile_ahead, prepare
 from agent_tunix.training.summary import validations
+from agent_tunix.types import Record
 
 INPUTS = [key for key, field in keys(Config).items() if (field.json_schema_extra or {}).get("input")]
 WORTH = 0.5  # fuse where a decode step of all costs less than this share of their steps one by one

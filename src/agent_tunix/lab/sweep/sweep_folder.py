@@ -16,7 +16,8 @@ from typing import Any
 
 from agent_tunix.errors import UserError
 from agent_tunix.lab.doctor.records import read_object
-from agent_tunix.training.run_folder import Record, objects, read_text, replace_text
+from agent_tunix.training.run_folder import objects, read_text, replace_text
+from agent_tunix.types import Record
 
 APART = "apart"  # how jobs ran that no sweep of ours has trained
 RESULTS = ("status", "steps", "first_eval", "best_eval", "final_eval", "seconds", "rollbacks")

@@ -17,7 +17,8 @@ from agent_tunix.lab.tune.search import FINALISTS, Best
 from agent_tunix.lab.tune.session import Session
 from agent_tunix.lab.tune.stages import LR_MIN, RATE, Settings, candidate, possible, stages, start
 from agent_tunix.training.horizon import Plan
-from agent_tunix.training.run_folder import Record, replace_text
+from agent_tunix.training.run_folder import replace_text
+from agent_tunix.types import Record
 
 HEAD = """# @package _global_
 # Found by agent-tunix tune. {verdict}

@@ -16,7 +16,8 @@ from agent_tunix.lab.tune.halving import Price, kept
 from agent_tunix.lab.tune.selection import Result, best_finalist, choose, standings, survivors, tied
 from agent_tunix.lab.tune.session import PACE, AllDivergedError, Session
 from agent_tunix.lab.tune.stages import Settings, Stage, possible, stages
-from agent_tunix.training.run_folder import Record, read_records
+from agent_tunix.training.run_folder import read_records
+from agent_tunix.types import Record
 
 FINALISTS = "5-finalists"
 TIMED = 2  # batches that are timed to know the pace

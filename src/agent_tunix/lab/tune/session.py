@@ -26,8 +26,9 @@ from agent_tunix.lab.tune.halving import Price
 from agent_tunix.lab.tune.stages import Settings, candidate, possible
 from agent_tunix.training.guard import Interruption
 from agent_tunix.training.progress import say
-from agent_tunix.training.run_folder import Record, read_records, replace_text
+from agent_tunix.training.run_folder import read_records, replace_text
 from agent_tunix.training.setup import Loaded
+from agent_tunix.types import Record
 
 PACE = "0-pace"
 

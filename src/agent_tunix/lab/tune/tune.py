@@ -30,8 +30,9 @@ from agent_tunix.training import loading
 from agent_tunix.training.guard import Interruption
 from agent_tunix.training.horizon import Plan, make_plan
 from agent_tunix.training.progress import counted, say
-from agent_tunix.training.run_folder import Record, claimed, replace_text
+from agent_tunix.training.run_folder import claimed, replace_text
 from agent_tunix.training.setup import Loaded, prepare
+from agent_tunix.types import Record
 
 MARGIN = 0.9  # of a budget in time: what was measured is not quite what will be
 

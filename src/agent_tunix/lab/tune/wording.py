@@ -10,7 +10,7 @@ from agent_tunix.lab.doctor.seeds import over_seeds, paired_difference
 from agent_tunix.lab.tune.selection import Result, Standing
 from agent_tunix.lab.tune.stages import Settings, Stage
 from agent_tunix.training.progress import counted
-from agent_tunix.training.run_folder import Record
+from agent_tunix.types import Record
 
 
 def label(settings: Settings) -> str:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from agent_tunix.training.guard import Progress
+from agent_tunix.engine.progress import Progress
 
 
 def test_a_second_rollback_forgets_neither_batch_and_cuts_the_rate_again():
