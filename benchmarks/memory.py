@@ -21,7 +21,7 @@ from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine.sampler import Draw, Sampling, sample
 from agent_tunix.engine.update import batch_logprobs, init_state, update
 from agent_tunix.environments.stream import left_pad
-from agent_tunix.kernels import matmul
+from agent_tunix.kernels import device
 from agent_tunix.lab.plan.memory import Shapes, estimate
 from agent_tunix.models import lora
 from agent_tunix.models.checkpoints.loading import weight_shapes
@@ -75,8 +75,8 @@ def main() -> None:
     h, c = Hyperparameters(1e-5, 0.01, 0.9, 0.999, 1e-8, 0.1), Coefficients(TEMPERATURE, beta=0.08)
     state, _ = update(state, batch, weights, h, c, jnp.inf, arch=arch, micro_batches=slices, optimizer=optimizer)
     jax.block_until_ready(state)
-    hopper = matmul.capability() == matmul.HOPPER
-    held = {"base_dtype": base_dtype, "kernels": hopper, "limit": matmul.memory_limit(), "optimizer": optimizer}
+    hopper = device.capability() == device.HOPPER
+    held = {"base_dtype": base_dtype, "kernels": hopper, "limit": device.memory_limit(), "optimizer": optimizer}
     planned = estimate(Shapes(arch, rank, modules if rank else (), 2, P, micro, G, 1, S, C, **held))["peak"]
     shape = f"{size} {P}x{G} {S}+{C} micro {micro} rank {rank} base {base_dtype} {optimizer}"
     found = f"rollout {after_rollout:.2f} GB, reference {after_reference:.2f}, step {peak_gb():.2f}"

@@ -44,7 +44,6 @@ def layer(module: Path) -> str:
 
 
 STILL_UPWARDS = {
-    "kernels/rope_norm.py": "models",
     "kernels/token/token_kernel.py": "models",
     "training/loop.py": "lab",
     "training/resume.py": "lab",

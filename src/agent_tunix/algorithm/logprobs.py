@@ -8,8 +8,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from agent_tunix.kernels import matmul
-from agent_tunix.models.sharding import EVERYWHERE, cut, several_devices
+from agent_tunix.kernels import vocabulary_odds
+from agent_tunix.kernels.mesh import cut, several_devices
 
 LOGITS_BUDGET = 2**28  # float32 logits alive at once while log-probabilities are taken: 1 GiB
 GREATEST_LOG_ODDS = 60.0  # far above what sampling yields; a vocabulary of e^60 still sums to a finite float32
@@ -43,21 +43,21 @@ def odds_rows(N: int, V: int) -> int:
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _scores(hidden_ND, tokens_N, sharpness_N, embed_VD, rows: int) -> tuple[jax.Array, jax.Array]:
     def score(hidden_nD, tokens_n, sharpness_n):
-        total_n, entropy_n = _rounded_odds(hidden_nD, tokens_n, sharpness_n, embed_VD, kept=False)
+        total_n, entropy_n = vocabulary_odds.sums(hidden_nD, tokens_n, sharpness_n, embed_VD, kept=False)
         return -jnp.log(total_n), entropy_n
 
-    if _kernel_serves(hidden_ND, embed_VD):
+    if vocabulary_odds.kernel_serves(hidden_ND, embed_VD):
         rows *= UNWRITTEN
     return _by_chunks(score, rows, hidden_ND, tokens_N, sharpness_N)
 
 
 def _scores_forward(hidden_ND, tokens_N, sharpness_N, embed_VD, rows: int):
     def score(hidden_nD, tokens_n, sharpness_n):
-        total_n, entropy_n, odds_nV = _rounded_odds(hidden_nD, tokens_n, sharpness_n, embed_VD, kept=True)
+        total_n, entropy_n, odds_nV = vocabulary_odds.sums(hidden_nD, tokens_n, sharpness_n, embed_VD, kept=True)
         expected_nD = _weighted(odds_nV, embed_VD) / total_n[:, None]
         return -jnp.log(total_n), entropy_n, cut(expected_nD, "fsdp")
 
-    if _kernel_serves(hidden_ND, embed_VD):
+    if vocabulary_odds.kernel_serves(hidden_ND, embed_VD):
         rows = odds_rows(len(hidden_ND), len(embed_VD))
     logprobs_N, entropy_N, expected_ND = _by_chunks(score, rows, hidden_ND, tokens_N, sharpness_N)
     return (logprobs_N, entropy_N), (hidden_ND, tokens_N, sharpness_N, embed_VD, expected_ND)
@@ -71,7 +71,7 @@ def _scores_backward(rows: int, saved, cotangents):
 
     def add(total_VD, part):
         hidden_nD, tokens_n, sharpness_n, scale_n = part
-        odds_nV, total_n, _ = _odds(hidden_nD, tokens_n, sharpness_n, embed_VD)
+        odds_nV, total_n, _ = vocabulary_odds.odds(hidden_nD, tokens_n, sharpness_n, embed_VD)
         departure_nV = scale_n[:, None] * (jax.nn.one_hot(tokens_n, embed_VD.shape[0]) - odds_nV / total_n[:, None])
         return total_VD + jnp.einsum("nv,nd->vd", departure_nV, hidden_nD.astype(jnp.float32)), None
 
@@ -81,50 +81,6 @@ def _scores_backward(rows: int, saved, cotangents):
 
 
 _scores.defvjp(_scores_forward, _scores_backward)
-
-
-def _odds(hidden_nD, tokens_n, sharpness_n, embed_VD) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """p_v / p_o of all v, where o is the row's own token; their sum, which is 1 / p_o; and the entropy of p.
-
-    A softmax usually subtracts the greatest logit, so that no exponential is infinite; to find it, a GPU reads all logits
-    once more. Subtracting the token's own logit serves as well: a token that was drawn, or is to be learnt, is hardly ever
-    that much less likely than another. Where it is, log odds are capped at `GREATEST_LOG_ODDS`.
-
-    On a mesh every device has the logits of all rows for its part of the vocabulary.
-    """
-    logits_nV = jnp.einsum("nd,vd->nv", cut(hidden_nD), embed_VD, preferred_element_type=jnp.float32)
-    logits_nV = cut(logits_nV, None, EVERYWHERE) * sharpness_n[:, None]
-    own_n1 = jnp.take_along_axis(logits_nV, tokens_n[:, None], axis=-1)
-    log_odds_nV = jnp.minimum(logits_nV - own_n1, GREATEST_LOG_ODDS)
-    odds_nV = jnp.exp(log_odds_nV)
-    total_n = odds_nV.sum(axis=-1)
-    return odds_nV, total_n, jnp.log(total_n) - (odds_nV * log_odds_nV).sum(axis=-1) / total_n
-
-
-def _rounded_odds(hidden_nD, tokens_n, sharpness_n, embed_VD, kept: bool) -> tuple[jax.Array, ...]:
-    """The sum and the entropy of `_odds`; with `kept`, also the odds themselves, rounded to the embedding's precision."""
-    if not _kernel_serves(hidden_nD, embed_VD):
-        odds_nV, *of_rows = _odds(hidden_nD, tokens_n, sharpness_n, embed_VD)
-        return (*of_rows, odds_nV.astype(embed_VD.dtype)) if kept else tuple(of_rows)
-    from agent_tunix.kernels import vocabulary_odds  # here, as importing Mosaic takes a while and few machines need it
-
-    own_n = sharpness_n * jnp.einsum("nd,nd->n", hidden_nD, embed_VD[tokens_n], preferred_element_type=jnp.float32)
-    found = vocabulary_odds.odds(hidden_nD, embed_VD, own_n, sharpness_n, most=GREATEST_LOG_ODDS, kept=kept)
-    total_n, weighted_n, *kept_nV = found
-    return total_n, jnp.log(total_n) - weighted_n / total_n, *kept_nV
-
-
-def kernel_is_known() -> bool:
-    """Whether GPU and JAX are such that one kernel can make logits and odds."""
-    return matmul.capability() == matmul.HOPPER and jax.__version_info__ >= OLDEST_JAX
-
-
-def _kernel_serves(hidden_nD: jax.Array, embed_VD: jax.Array) -> bool:
-    """Whether it makes these: on one GPU, in bfloat16, for shapes that its copy unit takes."""
-    if several_devices() or not kernel_is_known():
-        return False
-    (V, D), bfloat16 = embed_VD.shape, jnp.dtype(jnp.bfloat16)
-    return hidden_nD.dtype == embed_VD.dtype == bfloat16 and D % 64 == 0 and V % 8 == 0
 
 
 def _weighted(odds_nV: jax.Array, embed_VD: jax.Array) -> jax.Array:

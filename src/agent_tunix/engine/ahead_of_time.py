@@ -7,8 +7,6 @@ a GPU or TPU has cores to spare for that. Where the device is the processor itse
 from __future__ import annotations
 
 import concurrent.futures
-import functools
-import importlib
 import sys
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
@@ -18,9 +16,8 @@ from typing import Any, NamedTuple
 import jax
 
 from agent_tunix.engine import compile_cache
-from agent_tunix.kernels import matmul
+from agent_tunix.kernels.device import import_mosaic
 
-MOSAIC = "jax.experimental.pallas.mosaic_gpu"
 HANDOVER = 0.0005  # seconds for which a thread may hold the interpreter lock, a tenth of Python's default
 
 _under_way: dict[Hashable, concurrent.futures.Future] = {}
@@ -66,22 +63,11 @@ def serves() -> bool:
     return jax.default_backend() != "cpu"
 
 
-@functools.cache
-def _import_mosaic() -> None:
-    """Imports what makes kernels for Hopper GPUs, before any thread compiles or loads a program.
-
-    Mosaic sets environment variables when it is imported. Should XLA start a compiler in another thread at that moment, the
-    system would look for them where they no longer are, and refuse. They say where kept programs find Mosaic's library, too.
-    """
-    if matmul.capability() == matmul.HOPPER:
-        importlib.import_module(MOSAIC)
-
-
 def begin(program: Program, context: Callable[[], AbstractContextManager]) -> None:
     """Prepares a program in a thread of its own. Those that no earlier process kept are traced in `context`, one by one."""
     if not serves() or (signature := program.signature()) in _under_way or signature in _ready:
         return
-    _import_mosaic()
+    import_mosaic()
     sys.setswitchinterval(HANDOVER)  # the run reads weights meanwhile, and asks for the lock hundreds of times
 
     def kept_or_prepared() -> Any:
@@ -117,6 +103,6 @@ def run(program: Program) -> Any:
     if not compile_cache.serve():  # on several devices JAX's own call puts arguments in their place
         return program.function(*program.arguments, **program.static)
     if signature not in _ready:
-        _import_mosaic()
+        import_mosaic()
         _ready[signature] = program.kept() or program.compile(program.lower())
     return _ready[signature](*program.arguments)

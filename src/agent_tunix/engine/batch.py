@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from agent_tunix.models.sharding import cut, lay_rows
+from agent_tunix.kernels.mesh import cut
+from agent_tunix.models.sharding import lay_rows
 from agent_tunix.types import Batch, Rollouts
 
 SMALLEST_BUCKET = 8

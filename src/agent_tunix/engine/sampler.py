@@ -18,12 +18,12 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from agent_tunix.engine import compiler_options
-from agent_tunix.kernels import matmul, top_k
+from agent_tunix.kernels.draw import draw_tokens
+from agent_tunix.kernels.mesh import EVERYWHERE, by_rows, cut
 from agent_tunix.models import decoding, lora
 from agent_tunix.models.families import gemma3
 from agent_tunix.models.families.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters
-from agent_tunix.models.sharding import EVERYWHERE, by_rows, cut
 from agent_tunix.types import Prompts, Rollouts, pytree
 
 
@@ -65,7 +65,10 @@ def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sam
 
     def draw(hidden_BD, step):
         logits_BV = cut(gemma3.unembed(weights, cut(hidden_BD)), None, EVERYWHERE)
-        return by_rows(partial(_draw_rows, sampling=sampling), logits_BV, temperature_B1, uniform_CB1[step])
+        return by_rows(draw_row, logits_BV, temperature_B1, uniform_CB1[step])
+
+    k = 1 if sampling.greedy else sampling.top_k
+    draw_row = partial(draw_tokens, k=k, top_p=sampling.top_p, pad_id=sampling.pad_id)
 
     def ends(tokens):
         return jnp.isin(tokens, jnp.array(sampling.end_ids))
@@ -111,36 +114,6 @@ def _until_the_end(tokens_BC, logprobs_BC, ends, pad_id: int) -> Rollouts:
     return Rollouts(tokens_BC, mask_BC, logprobs_BC, ends_BC.any(axis=1))
 
 
-def _draw_rows(logits_BV, temperature_B1, uniform_B1, sampling: Sampling) -> tuple[jax.Array, jax.Array]:
-    """One token per row, and its log-probability."""
-    vocab_size = logits_BV.shape[1]
-    k = 1 if sampling.greedy else sampling.top_k or vocab_size
-    if matmul.capability() >= matmul.AMPERE and top_k.serve(k, vocab_size):
-        of = (logits_BV, temperature_B1, uniform_B1)
-        return top_k.draw(*of, k=k, top_p=sampling.top_p, pad_id=sampling.pad_id)
-    logits_BV = (logits_BV - logits_BV.max(axis=1, keepdims=True)) / temperature_B1  # the greatest stays finite
-    tokens_B = draw_tokens(logits_BV, uniform_B1, sampling)
-    chosen_B = jnp.take_along_axis(logits_BV, tokens_B[:, None], axis=-1)[:, 0]
-    return tokens_B, chosen_B - jax.nn.logsumexp(logits_BV, axis=-1)
-
-
-def draw_tokens(logits_BV: jax.Array, uniform_B1: jax.Array, sampling: Sampling) -> jax.Array:
-    """One token a row: the likeliest, or drawn from the distribution cut to the top k and the nucleus p. Never padding."""
-    logits_BV = jnp.where(jnp.arange(logits_BV.shape[1]) == sampling.pad_id, -jnp.inf, logits_BV)
-    if sampling.greedy:
-        return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
-    vocab_size = logits_BV.shape[-1]
-    k = min(sampling.top_k or vocab_size, vocab_size)
-    if k == vocab_size and sampling.top_p >= 1:
-        return _invert_cdf(uniform_B1, jax.nn.softmax(logits_BV, axis=-1)).astype(jnp.int32)
-    top_Bk, ids_Bk = jax.lax.top_k(logits_BV, k)
-    probs_Bk = jax.nn.softmax(top_Bk, axis=-1)
-    before_Bk = jnp.cumsum(probs_Bk, axis=-1) - probs_Bk
-    nucleus_Bk = jnp.where(before_Bk < sampling.top_p, probs_Bk, 0.0)
-    choice_B = _invert_cdf(uniform_B1, nucleus_Bk)
-    return jnp.take_along_axis(ids_Bk, choice_B[:, None], axis=-1)[:, 0].astype(jnp.int32)
-
-
 def _uniform(keys_K: jax.Array, step: ArrayLike, rows: int) -> jax.Array:
     """One number per row, which follows from the key of its policy and the step alone."""
 
@@ -148,14 +121,3 @@ def _uniform(keys_K: jax.Array, step: ArrayLike, rows: int) -> jax.Array:
         return jax.random.uniform(jax.random.fold_in(key, step), (rows // len(keys_K), 1))
 
     return jax.vmap(of_one)(keys_K).reshape(rows, 1)
-
-
-def _invert_cdf(uniform_B1: jax.Array, weights_BN: jax.Array) -> jax.Array:
-    """An index a row, drawn in proportion to the weights; one of weight zero is never drawn.
-
-    A parallel prefix sum rounds every entry in its own way, so it may rise where a weight is zero; those are left out.
-    """
-    cdf_BN = jnp.where(weights_BN > 0, jnp.cumsum(weights_BN, axis=-1), -1.0)
-    greatest_B1 = cdf_BN.max(axis=-1, keepdims=True)
-    threshold_B1 = uniform_B1 * greatest_B1
-    return jnp.argmax((cdf_BN > threshold_B1) | (cdf_BN == greatest_B1), axis=-1)

@@ -24,8 +24,6 @@ from jax.experimental.pallas import triton
 
 from agent_tunix.types import pytree, static
 
-AMPERE = 8.0  # the least compute capability that Triton makes kernels for
-HOPPER = 9.0  # that of H100 and H200; the tiles are sized for its shared memory
 LEAST_TILE = 16  # of rows: what a matrix unit takes at least
 LARGEST_TILE = 64
 LEAST_RANK = 32  # with as many columns of the weight, the 64 rows of one instruction
@@ -53,22 +51,6 @@ class Product:
     @property
     def rank(self) -> int:
         return self.b_MUr.shape[-1]
-
-
-def capability() -> float:
-    """The compute capability of the NVIDIA GPU that programs are made for; 0 where that is another device."""
-    number = str(getattr(jax.local_devices()[0], "compute_capability", ""))
-    return float(number) if number.replace(".", "").isdigit() else 0.0
-
-
-def multiprocessors() -> int:
-    """How many the device has that programs are made for; 0 where it does not say."""
-    return getattr(jax.local_devices()[0], "core_count", 0)
-
-
-def memory_limit() -> float:
-    """Bytes of the device that programs may take; infinity where it does not say."""
-    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
 
 
 def power_of_two(least: int) -> int:

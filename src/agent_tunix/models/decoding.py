@@ -16,15 +16,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agent_tunix.kernels import decode_attention, matmul
+from agent_tunix.kernels import decode_attention, device, matmul
 from agent_tunix.kernels.decode_attention import Rows
 from agent_tunix.kernels.matmul import LEAST_RANK, LEAST_TILE, Product
+from agent_tunix.kernels.norm_rope import both_halves, rms_norm
 from agent_tunix.kernels.token import token_kernel
-from agent_tunix.models import lora, sharding
+from agent_tunix.models import lora
 from agent_tunix.models.families import gemma3
 from agent_tunix.models.families.gemma3 import Architecture, Segment, Weights
 from agent_tunix.models.lora import Adapters
-from agent_tunix.models.norm_rope import both_halves, rms_norm
 from agent_tunix.models.quantization import Quantised
 from agent_tunix.types import pytree
 
@@ -75,12 +75,12 @@ def _way(weights: Weights, adapters: Adapters | None, arch: Architecture, sequen
 
 def _takes_kernels(weights: Weights) -> bool:
     """Whether the device has kernels for such weights, and room for their second layout."""
-    if sharding.several_devices() or matmul.capability() != matmul.HOPPER or weights.embed_VD.dtype != jnp.bfloat16:
+    if not device.one_hopper(weights.embed_VD.dtype):
         return False
     if isinstance(weights.layers.q_proj, Quantised):
         return False
     held, layers = (sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(part)) for part in (weights, weights.layers))
-    return layout_fits(held, layers, matmul.memory_limit())
+    return layout_fits(held, layers, device.memory_limit())
 
 
 def _kernels_serve(weights: Weights, rank: int) -> bool:

@@ -24,13 +24,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from agent_tunix.config.mesh_shape import AXES, PARTED_BY_TP, Sizes, fitting_shapes, shown, sizes_of
 from agent_tunix.config.schema import ModelSection
 from agent_tunix.errors import UserError
+from agent_tunix.kernels.mesh import EVERYWHERE, Cut, fitting, several_devices
 
 if TYPE_CHECKING:
     from agent_tunix.models.families.gemma3 import Architecture, Weights
 
 Tree = TypeVar("Tree")
-Cut = str | tuple[str, ...] | None  # the axes of the mesh that cut one axis of an array
-EVERYWHERE = ("tp", "fsdp")
 IN_OUT: Mapping[str, tuple[str, str]] = {  # what cuts the input and the output of a matrix
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("fsdp", "tp")),
     **dict.fromkeys(("o_proj", "down_proj"), ("tp", "fsdp")),
@@ -116,11 +115,6 @@ def make_in_place(make: Callable[..., Tree], arch: Architecture, mesh: Mesh, /, 
     return jax.jit(make, static_argnames=tuple(static), out_shardings=where)(*given, **static)
 
 
-def several_devices() -> bool:
-    """Whether the program being made is one for several devices."""
-    return jax.sharding.get_abstract_mesh().size > 1
-
-
 def keep_in_place(tree: Tree, arch: Architecture) -> Tree:
     """Inside of a program: makes what it returns lie where `place` would put it."""
 
@@ -129,24 +123,6 @@ def keep_in_place(tree: Tree, arch: Architecture) -> Tree:
 
     mesh = jax.sharding.get_abstract_mesh()
     return jax.tree_util.tree_map_with_path(kept, tree) if several_devices() else tree
-
-
-def cut(array: jax.Array, *cuts: Cut) -> jax.Array:
-    """Inside of a program: an intermediate array with its leading axes cut by `cuts`, and the others whole."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if not several_devices():
-        return array
-    return jax.lax.with_sharding_constraint(array, fitting(cuts, array.shape, mesh.shape))
-
-
-def by_rows(function: Callable[..., Any], *arrays: jax.Array) -> Any:
-    """Inside of a program: applies a function that treats every row by itself, with each row whole on one device."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if not several_devices():
-        return function(*arrays)
-    rows = fitting((EVERYWHERE,), arrays[0].shape, mesh.shape)
-    # Unchecked, as a kernel does not say how its results vary over the mesh: as its rows do.
-    return jax.shard_map(function, in_specs=rows, out_specs=rows, check_vma=False)(*arrays)
 
 
 def spec(names: tuple[str, ...], shape: tuple[int, ...], arch: Architecture, sizes: Mapping[str, int]) -> PartitionSpec:
@@ -165,33 +141,6 @@ def spec(names: tuple[str, ...], shape: tuple[int, ...], arch: Architecture, siz
         cuts = {"a": (*matrix[:2], None), "b": (None, None, matrix[2])}.get(holder, matrix)
         cuts = (*cuts[:2], None, cuts[2]) if blocks else cuts
     return fitting(cuts, shape, sizes) if len(cuts) == len(shape) else PartitionSpec()
-
-
-def fitting(cuts: tuple[Cut, ...], shape: tuple[int, ...], sizes: Mapping[str, int]) -> PartitionSpec:
-    """For every axis of an array the axes of the mesh in `cuts`, as many as divide it.
-
-    In the form in which programs return their shardings, so that the next call is not compiled for another.
-    """
-
-    def dividing(wanted: Cut, length: int) -> Cut:
-        axes = tuple(axis for axis in _axes(wanted) if sizes[axis] > 1)
-        while length % math.prod(sizes[axis] for axis in axes):
-            axes = axes[:-1]
-        return axes if len(axes) > 1 else axes[0] if axes else None
-
-    found = list(map(dividing, cuts, shape))
-    while found and found[-1] is None:
-        found.pop()
-    return PartitionSpec(*found)
-
-
-def share(spec: PartitionSpec, sizes: Mapping[str, int]) -> float:
-    """The part of an array that one device holds."""
-    return 1 / math.prod(sizes[axis] for wanted in spec for axis in _axes(wanted))
-
-
-def _axes(wanted: Cut) -> tuple[str, ...]:
-    return (wanted,) if isinstance(wanted, str) else wanted or ()
 
 
 def _names(path: Any) -> tuple[str, ...]:

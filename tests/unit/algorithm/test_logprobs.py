@@ -7,6 +7,7 @@ import pytest
 
 from agent_tunix.algorithm import logprobs
 from agent_tunix.algorithm.logprobs import token_logprobs
+from agent_tunix.kernels import vocabulary_odds
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def test_a_token_beyond_all_measure_unlikely_counts_as_just_that_and_has_a_finit
     hidden_BCD, tokens_BC, embed_VD = states
     got, entropy = token_logprobs(hidden_BCD, tokens_BC, embed_VD, 0.005)
     want, want_entropy = log_softmax(hidden_BCD, tokens_BC, embed_VD, 0.005)
-    limit = logprobs.GREATEST_LOG_ODDS
+    limit = vocabulary_odds.GREATEST_LOG_ODDS
     within = want > -limit
     assert want.min() < -100
     assert 0 < within.sum() < within.size

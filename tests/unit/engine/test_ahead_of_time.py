@@ -15,7 +15,7 @@ import pytest
 
 from agent_tunix.engine import ahead_of_time
 from agent_tunix.engine.ahead_of_time import Program
-from agent_tunix.kernels import matmul
+from agent_tunix.kernels import device
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
@@ -177,12 +177,12 @@ def test_where_the_device_is_the_host_nothing_is_compiled_ahead():
 def test_mosaic_is_imported_before_any_thread_has_work(compiled, monkeypatch):
     """It changes the environment, which a compiler that another thread starts at that moment could not read."""
     seen = []
-    monkeypatch.setattr(matmul, "capability", lambda: matmul.HOPPER)
+    monkeypatch.setattr(device, "capability", lambda: device.HOPPER)
     monkeypatch.setattr(importlib, "import_module", lambda name: seen.append((name, threading.current_thread())))
-    ahead_of_time._import_mosaic.cache_clear()
+    device.import_mosaic.cache_clear()
     monkeypatch.setattr(Program, "kept", lambda self: seen.append("kept"))
     for size in (3, 4):
         ahead_of_time.begin(Program(times(2), (shape(size),), {}), nullcontext)
     concurrent.futures.wait(list(ahead_of_time._under_way.values()))
-    ahead_of_time._import_mosaic.cache_clear()
-    assert seen == [(ahead_of_time.MOSAIC, threading.main_thread()), "kept", "kept"]
+    device.import_mosaic.cache_clear()
+    assert seen == [(device.MOSAIC, threading.main_thread()), "kept", "kept"]

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agent_tunix.engine import sampler
-from agent_tunix.engine.sampler import Sampling
 from agent_tunix.kernels import top_k
+from agent_tunix.kernels.draw import draw_tokens
 
 ROWS, PAD = 4, 7
 
@@ -22,20 +21,19 @@ def by_kernels(k: int, top_p: float):
 
 
 @cache
-def by_sorting(k: int, top_p: float, greedy: bool):
-    sampling = Sampling(top_k=k, top_p=top_p, max_steps=1, num_generations=1, end_ids=(1,), pad_id=PAD, greedy=greedy)
-    return jax.jit(partial(sampler._draw_rows, sampling=sampling))
+def by_sorting(k: int, top_p: float):
+    return jax.jit(partial(draw_tokens, k=k, top_p=top_p, pad_id=PAD))
 
 
 def normal(seed: int, width: int, scale: float) -> np.ndarray:
     return (scale * np.random.default_rng(seed).normal(size=(ROWS, width))).astype(np.float32)
 
 
-def assert_same_draw(logits_BV, k, top_p=1.0, greedy=False):
+def assert_same_draw(logits_BV, k, top_p=1.0):
     uniform_B1 = np.random.default_rng(k).uniform(size=(ROWS, 1)).astype(np.float32)
     temperature_B1 = np.float32([[0.5], [0.9], [1.0], [1.7]])
     got = by_kernels(k, top_p)(logits_BV, temperature_B1, uniform_B1)
-    want = by_sorting(k, top_p, greedy)(logits_BV, temperature_B1, uniform_B1)
+    want = by_sorting(k, top_p)(logits_BV, temperature_B1, uniform_B1)
     np.testing.assert_array_equal(got[0], want[0])
     np.testing.assert_allclose(got[1], want[1], atol=1e-4)
     return np.asarray(got[0])
@@ -60,7 +58,7 @@ def test_one_of_one_is_the_greedy_choice(values):
     """Which is how a greedy token is drawn; also where thousands are as likely, and padding is among them."""
     rows = np.random.default_rng(1).integers(0, values, (ROWS, 40_960)).astype(np.float32)
     rows[:, PAD] = values
-    assert PAD not in assert_same_draw(rows, 1, greedy=True)
+    assert PAD not in assert_same_draw(rows, 1)
 
 
 @pytest.mark.parametrize(("shift", "spread"), [(-1000.0, 3.0), (1000.0, 3.0), (0.0, 1e20)])

@@ -14,10 +14,10 @@ from jax import export
 from jax.experimental.pallas import mosaic_gpu
 
 from agent_tunix.algorithm import logprobs
-from agent_tunix.kernels import matmul, vocabulary_odds
+from agent_tunix.kernels import device, vocabulary_odds, vocabulary_odds_mosaic
 
 MOST = 1.5
-hopper = pytest.mark.skipif(matmul.capability() != matmul.HOPPER, reason="needs a GPU of the Hopper kind")
+hopper = pytest.mark.skipif(device.capability() != device.HOPPER, reason="needs a GPU of the Hopper kind")
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def interpreted(monkeypatch):
     """The kernel as three programs that take turns at its tiles, on the CPU."""
     if not hasattr(mosaic_gpu, "InterpretGPUParams"):
         pytest.skip("the interpreter of this version of JAX, older than 0.11, knows no operand that is turned")
-    monkeypatch.setattr(matmul, "multiprocessors", lambda: 3)
+    monkeypatch.setattr(device, "multiprocessors", lambda: 3)
     given = mosaic_gpu.InterpretGPUParams()
     monkeypatch.setattr(mosaic_gpu, "kernel", functools.partial(mosaic_gpu.kernel, interpret=given))
 
@@ -49,7 +49,7 @@ def expected(hidden_nD, embed_VD, own_n, sharpness_n) -> tuple[np.ndarray, np.nd
 def test_sums_and_odds_are_those_of_the_logits(interpreted, n, V, D, kept):
     """Whether or not rows and vocabulary fill whole tiles, and with odds greater than they may be."""
     given = states(n, V, D)
-    total_n, weighted_n, *odds_nV = vocabulary_odds.odds(*given, most=MOST, kept=kept)
+    total_n, weighted_n, *odds_nV = vocabulary_odds_mosaic.odds(*given, most=MOST, kept=kept)
     z_nV, want_nV = expected(*given)
     assert n == 1 or (z_nV == MOST).any()
     np.testing.assert_allclose(total_n, want_nV.sum(axis=1), rtol=1e-5)
@@ -72,8 +72,8 @@ def test_odds_are_written_of_a_few_rows_at_a_time(total, vocabulary):
     """Of at most a sixteenth, in whole tiles, and never more than the budget holds."""
     rows = logprobs.odds_rows(total, vocabulary)
     assert 1 <= rows * vocabulary <= logprobs.LOGITS_BUDGET
-    assert rows <= max(total / logprobs.FEWEST_CHUNKS + vocabulary_odds.ROWS, vocabulary_odds.ROWS)
-    assert rows % vocabulary_odds.ROWS == 0 or rows == logprobs.LOGITS_BUDGET // vocabulary
+    assert rows <= max(total / logprobs.FEWEST_CHUNKS + vocabulary_odds_mosaic.ROWS, vocabulary_odds_mosaic.ROWS)
+    assert rows % vocabulary_odds_mosaic.ROWS == 0 or rows == logprobs.LOGITS_BUDGET // vocabulary
 
 
 def assert_near(found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
@@ -84,7 +84,7 @@ def assert_near(found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
 
 def scores(on: bool, monkeypatch, n: int, V: int, D: int = 64) -> list[np.ndarray]:
     """Log-probabilities, entropies and a gradient, and the first once more where there is no gradient."""
-    monkeypatch.setattr(logprobs, "_kernel_serves", lambda *_: on)
+    monkeypatch.setattr(vocabulary_odds, "kernel_serves", lambda *_: on)
     hidden_nD, embed_VD, weight_n, _ = states(n, V, D)
     tokens_1n = jnp.arange(n)[None] % V
 
@@ -109,27 +109,27 @@ def test_on_a_gpu_it_finds_what_xla_finds_and_the_same_again(monkeypatch, n, V, 
 )
 def test_it_is_lowered_for_the_shapes_of_gemma_3(monkeypatch, V, D, kept):
     """Its shared memory suffices, among other things."""
-    monkeypatch.setattr(matmul, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(device, "multiprocessors", lambda: 132)
     of = (((1000, D), jnp.bfloat16), ((V, D), jnp.bfloat16), ((1000,), jnp.float32), ((1000,), jnp.float32))
     unchecked = [export.DisabledSafetyCheck.custom_call(name) for name in ("mosaic_gpu_v2", "mosaic_gpu")]
-    program = jax.jit(functools.partial(vocabulary_odds.odds, most=MOST, kept=kept))
+    program = jax.jit(functools.partial(vocabulary_odds_mosaic.odds, most=MOST, kept=kept))
     lowered = export.export(program, platforms=["cuda"], disabled_checks=unchecked)(*(jax.ShapeDtypeStruct(*x) for x in of))
     assert "mosaic_gpu" in lowered.mlir_module()
 
 
 def test_it_serves_bfloat16_on_one_hopper_gpu(monkeypatch):
     def serves(V=264, D=128, dtype=jnp.bfloat16):
-        return logprobs._kernel_serves(jnp.zeros((1, D), dtype), jnp.zeros((V, D), dtype))
+        return vocabulary_odds.kernel_serves(jnp.zeros((1, D), dtype), jnp.zeros((V, D), dtype))
 
-    monkeypatch.setattr(jax, "__version_info__", logprobs.OLDEST_JAX)
-    assert serves() == (matmul.capability() == matmul.HOPPER)
-    monkeypatch.setattr(matmul, "capability", lambda: matmul.HOPPER)
+    monkeypatch.setattr(jax, "__version_info__", vocabulary_odds.OLDEST_JAX)
+    assert serves() == (device.capability() == device.HOPPER)
+    monkeypatch.setattr(device, "capability", lambda: device.HOPPER)
     assert serves()
     monkeypatch.setattr(jax, "__version_info__", (0, 10, 2))
     assert not serves()
-    monkeypatch.setattr(jax, "__version_info__", logprobs.OLDEST_JAX)
+    monkeypatch.setattr(jax, "__version_info__", vocabulary_odds.OLDEST_JAX)
     assert not serves(dtype=jnp.float32)
     assert not serves(D=96)
     assert not serves(V=47)
-    monkeypatch.setattr(logprobs, "several_devices", lambda: True)
+    monkeypatch.setattr(vocabulary_odds, "several_devices", lambda: True)
     assert not serves()

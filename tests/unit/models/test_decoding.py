@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agent_tunix.kernels import decode_attention, matmul
+from agent_tunix.kernels import decode_attention, device
 from agent_tunix.models import decoding, lora
 from agent_tunix.models.checkpoints.loading import init_weights
 from agent_tunix.models.families import gemma3
@@ -154,8 +154,8 @@ def test_kernels_are_given_heads_that_they_can_hold(width, served, arch):
 def test_kernels_read_layers_for_which_a_device_has_room_twice(missing, monkeypatch, arch):
     weights = jax.eval_shape(lambda: init_weights(jax.random.key(0), arch, jnp.bfloat16))
     held = sum(2 * x.size for part in (weights, weights.layers) for x in jax.tree.leaves(part))
-    monkeypatch.setattr(matmul, "capability", lambda: matmul.HOPPER)
-    monkeypatch.setattr(matmul, "memory_limit", lambda: (held - missing) / decoding.ROOM)
+    monkeypatch.setattr(device, "capability", lambda: device.HOPPER)
+    monkeypatch.setattr(device, "memory_limit", lambda: (held - missing) / decoding.ROOM)
     assert decoding._takes_kernels(weights) is not bool(missing)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent_tunix.engine.update import completion_logprobs
 from agent_tunix.errors import UserError
-from agent_tunix.kernels import matmul
+from agent_tunix.kernels import device
 from agent_tunix.models import decoding
 from agent_tunix.models.checkpoints.loading import init_weights, quantised
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, init_adapters
@@ -123,7 +123,7 @@ def test_loss_and_gradient_are_those_of_the_matrices_that_the_codes_stand_for(ki
 
 
 def test_kernels_leave_a_quantised_base_alone(wide, monkeypatch):
-    monkeypatch.setattr(matmul, "capability", lambda: matmul.HOPPER)
+    monkeypatch.setattr(device, "capability", lambda: device.HOPPER)
     plain = init_weights(jax.random.key(0), wide, jnp.bfloat16)
     assert decoding._takes_kernels(plain)
     assert isinstance(quantised(plain, "int8").layers.up_proj, Quantised)

@@ -20,12 +20,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agent_tunix.kernels import matmul, nvrtc
+from agent_tunix.kernels import device, matmul, nvrtc
+from agent_tunix.kernels.norm_rope import both_halves
 from agent_tunix.models import lora
 from agent_tunix.models.families import gemma3
 from agent_tunix.models.families.gemma3 import Architecture, Segment, Weights
 from agent_tunix.models.lora import Adapters
-from agent_tunix.models.norm_rope import both_halves
 
 FOLDER = Path(__file__).parent
 ROWS, HEAD, KEYS = 16, 256, 16  # sequences of a team, size of a head, keys of a tile
@@ -51,7 +51,7 @@ def serves(arch: Architecture, rank: int, policies: int, sequences: int) -> bool
         return False
     if arch.num_heads > MOST_PIECES or arch.num_heads // arch.num_kv_heads > WARPS - 2 or arch.num_layers > MOST_LAYERS:
         return False
-    teams, most = policies * _teams(sequences), matmul.multiprocessors()
+    teams, most = policies * _teams(sequences), device.multiprocessors()
     if teams > MOST_TEAMS or teams * _layer_bytes(arch) > MOST_BYTES or teams * _down_shares(arch) > most:
         return False
     return not _shared() and nvrtc.serves()
@@ -90,7 +90,7 @@ def compiled(
 ) -> tuple[str, dict[str, int]]:
     """The kernel for so many policies, prompts of each and sequences of a prompt, and how it cuts its work."""
     each = _teams(prompts * group)
-    blocks = matmul.multiprocessors() // (policies * each)
+    blocks = device.multiprocessors() // (policies * each)
     cut = {"POLICIES": policies, "PROMPTS": prompts, "GROUP": group, "TEAMS": policies * each, "TEAMS_EACH": each}
     cut |= {"PROMPT_TILES": -(-longest // KEYS), "OWN_TILES": -(-slots // KEYS), "BLOCKS": blocks, **cuts(arch, blocks)}
     return nvrtc.compiled((FOLDER / "token.cu").read_text(), {**_macros(arch), **cut}, FOLDER), cut

@@ -24,11 +24,12 @@ import jax.numpy as jnp
 
 from agent_tunix.algorithm import optimizers
 from agent_tunix.algorithm.logprobs import LOGITS_BUDGET, odds_rows
+from agent_tunix.kernels.mesh import EVERYWHERE, fitting, share
 from agent_tunix.models.decoding import layout_fits
 from agent_tunix.models.families.gemma3 import Architecture
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, module_shape
 from agent_tunix.models.quantization import BLOCK, BYTES, BaseDtype
-from agent_tunix.models.sharding import EVERYWHERE, fitting, share, spec
+from agent_tunix.models.sharding import spec
 
 FLOAT32 = 4
 RESIDUAL_COPIES = 13.0  # float32 copies of the residual stream while a layer is differentiated

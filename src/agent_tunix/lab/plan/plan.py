@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
-from agent_tunix.algorithm.logprobs import kernel_is_known
 from agent_tunix.algorithm.objectives import OBJECTIVES, clipped, soft_gate
 from agent_tunix.config.guidance import warnings
 from agent_tunix.config.imports import OWN, Origin
@@ -28,7 +27,8 @@ from agent_tunix.config.schema import Config, ModelSection
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.environments import rewards
 from agent_tunix.errors import UserError
-from agent_tunix.kernels import matmul
+from agent_tunix.kernels import device
+from agent_tunix.kernels.vocabulary_odds import kernel_is_known
 from agent_tunix.lab.plan import memory
 from agent_tunix.lab.plan.plot import as_svg, in_characters
 from agent_tunix.models.checkpoints.hub import is_remote
@@ -136,9 +136,9 @@ def shapes(cfg: Config, width: int) -> memory.Shapes:
         fsdp=fsdp,
         tp=tp,
         base_dtype=cfg.model.base_dtype,
-        kernels=fsdp * tp == 1 and cfg.model.dtype == "bfloat16" and matmul.capability() == matmul.HOPPER,
+        kernels=fsdp * tp == 1 and device.one_hopper(cfg.model.dtype),
         odds_kernel=kernel_is_known(),
-        limit=matmul.memory_limit(),
+        limit=device.memory_limit(),
         optimizer=cfg.optimizer.optimizer_name,
     )
 
@@ -190,7 +190,7 @@ def _notes_on_base(s: memory.Shapes, limit_gb: float) -> list[str]:
 
 def card() -> tuple[str, float]:
     """The device found, and its memory in GB; a CPU's is the machine's."""
-    limit = matmul.memory_limit()
+    limit = device.memory_limit()
     if math.isinf(limit):
         limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return jax.local_devices()[0].device_kind, limit / memory.GIGABYTE

@@ -18,12 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agent_tunix.models.attention import Lengths, Reach, attend, attend_groups, attend_to, places_of_groups
-from agent_tunix.models.gating import gated
-from agent_tunix.models.low_rank import adapted
-from agent_tunix.models.norm_rope import Placing, rms_norm
+from agent_tunix.kernels.attention import Lengths, Reach, attend, attend_groups, attend_to, places_of_groups
+from agent_tunix.kernels.gating import gated
+from agent_tunix.kernels.low_rank import adapted
+from agent_tunix.kernels.mesh import cut
+from agent_tunix.kernels.norm_rope import Placing, rms_norm
 from agent_tunix.models.quantization import Matrix, dequantise
-from agent_tunix.models.sharding import cut
 from agent_tunix.types import Prompts, pytree
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from agent_tunix.engine import compile_cache
 from agent_tunix.environments.stream import left_pad
-from agent_tunix.kernels import matmul, nvrtc
+from agent_tunix.kernels import device, nvrtc
 from agent_tunix.kernels.token import token_kernel
 from agent_tunix.models import decoding, lora
 from agent_tunix.models.checkpoints.loading import init_weights
@@ -140,7 +140,7 @@ def test_every_column_is_some_blocks_and_fits_its_memory(shipped_270m, blocks, h
 )
 def test_it_serves_where_it_is_faster(size, rank, policies, sequences, served, shipped, monkeypatch):
     monkeypatch.setattr(nvrtc, "serves", lambda: True)
-    monkeypatch.setattr(matmul, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(device, "multiprocessors", lambda: 132)
     assert token_kernel.serves(shipped(size), rank, policies, sequences) is served
 
 
@@ -149,7 +149,7 @@ def test_it_serves_where_it_is_faster(size, rank, policies, sequences, served, s
 )
 def test_it_leaves_models_alone_that_it_has_no_room_for(odd, shipped_270m, monkeypatch):
     monkeypatch.setattr(nvrtc, "serves", lambda: True)
-    monkeypatch.setattr(matmul, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(device, "multiprocessors", lambda: 132)
     assert not token_kernel.serves(dataclasses.replace(shipped_270m, **odd), 32, 1, 16)
 
 
@@ -157,7 +157,7 @@ def test_it_leaves_models_alone_that_it_has_no_room_for(odd, shipped_270m, monke
 def test_every_share_of_a_sum_has_a_block_of_its_own(policies, served, shipped_270m, monkeypatch):
     """Of seventeen shares two would else be one block's, and the first wait for the second without end."""
     monkeypatch.setattr(nvrtc, "serves", lambda: True)
-    monkeypatch.setattr(matmul, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(device, "multiprocessors", lambda: 132)
     arch = dataclasses.replace(shipped_270m, embed_dim=512, hidden_dim=17 * 256)
     assert token_kernel.cuts(arch, 132 // policies)["DOWN_Z"] == 17
     assert token_kernel.serves(arch, 32, policies, 16) is served
@@ -165,7 +165,7 @@ def test_every_share_of_a_sum_has_a_block_of_its_own(policies, served, shipped_2
 
 def test_it_leaves_a_gpu_that_others_share_alone(shipped_270m, monkeypatch, tmp_path):
     monkeypatch.setattr(nvrtc, "serves", lambda: True)
-    monkeypatch.setattr(matmul, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(device, "multiprocessors", lambda: 132)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     assert token_kernel.serves(shipped_270m, 32, 1, 16)
     (tmp_path / "control").touch()
@@ -212,14 +212,14 @@ needs_nvrtc = pytest.mark.skipif(nvrtc.library() is None, reason="no NVRTC here 
 )
 def test_a_gpu_can_be_given_the_kernel(size, policies, overrides, shipped, reading_for_gpu, monkeypatch):
     """It compiles, and all that it asserts of its sizes holds."""
-    monkeypatch.setattr(matmul, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(device, "multiprocessors", lambda: 132)
     assert nvrtc.CALL in reading_for_gpu(token_kernel.start, shipped(size, *overrides), policies)
 
 
 @needs_nvrtc
 def test_a_slot_is_given_back_after_its_last_word_has_come(shipped, reading_for_gpu, monkeypatch):
     """In the kernel's instructions: else a copy may overwrite what is still being read, as was seen at 1B."""
-    monkeypatch.setattr(matmul, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(device, "multiprocessors", lambda: 132)
     compiled, found = nvrtc.compiled, []
     monkeypatch.setattr(nvrtc, "compiled", lambda *given: found.append(compiled(*given)) or found[-1])
     reading_for_gpu(token_kernel.start, shipped("1b"), 1)
@@ -250,7 +250,7 @@ def learnt(arch: Architecture, seed: int) -> lora.Adapters:
     return dataclasses.replace(fresh, b=b)
 
 
-@pytest.mark.skipif(matmul.capability() != matmul.HOPPER, reason="no Hopper GPU here to run the kernel on")
+@pytest.mark.skipif(device.capability() != device.HOPPER, reason="no Hopper GPU here to run the kernel on")
 @pytest.mark.parametrize(
     ("policies", "prompts", "group", "sizes"),
     [(1, 3, 5, {}), (1, 9, 4, {}), (3, 2, 4, {}), (1, 4, 4, {"embed_dim": 1152, "hidden_dim": 6912})],

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from test_token_kernel import learnt
 
-from agent_tunix.kernels import matmul, nvrtc
+from agent_tunix.kernels import device, nvrtc
 from agent_tunix.kernels.token import token_kernel
 from agent_tunix.models import decoding, lora
 from agent_tunix.models.checkpoints.loading import init_weights
@@ -143,7 +143,7 @@ def by_forward(weights, adapters, prompt, tokens_CB, case: Case) -> jax.Array:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_hidden_states_are_those_of_the_forward_pass_without_a_gpu(case, host, monkeypatch):
     """Token by token, by fibers that take turns at random and are told of copies late."""
-    monkeypatch.setattr(matmul, "multiprocessors", lambda: case.blocks)
+    monkeypatch.setattr(device, "multiprocessors", lambda: case.blocks)
     monkeypatch.setattr(token_kernel, "MOST_PIECES", case.most_pieces)
     arch, rng = case.architecture(), np.random.default_rng(0)
     weights = random_like(jax.eval_shape(lambda: init_weights(jax.random.key(0), arch, jnp.bfloat16)), rng)

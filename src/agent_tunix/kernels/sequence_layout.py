@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from agent_tunix.kernels.matmul import FLOAT32, call
-from agent_tunix.models.norm_rope import placed
+from agent_tunix.kernels.norm_rope import placed
 
 TILE = 8  # tokens of a program
 

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agent_tunix.kernels import matmul
-from agent_tunix.models import attention
-from agent_tunix.models.norm_rope import Placing
+from agent_tunix.kernels import attention, device
+from agent_tunix.kernels.norm_rope import Placing
 
 HEADS, KEYS, WIDTH = 4, 2, 8
 
@@ -114,7 +113,7 @@ def test_only_layers_that_differ_are_told_apart(by_cudnn):
         assert ("cond[" in str(jax.make_jaxpr(read(window))(True))) is branches
 
 
-@pytest.mark.skipif(matmul.capability() != matmul.HOPPER, reason="no Hopper GPU here that cuDNN attends on")
+@pytest.mark.skipif(device.capability() != device.HOPPER, reason="no Hopper GPU here that cuDNN attends on")
 @pytest.mark.parametrize("is_global", [False, True], ids=["local", "global"])
 def test_cudnn_itself_sees_the_same_to_the_gradient(is_global, monkeypatch):
     """Of groups after prompts of two lengths, past the window; to the precision of bfloat16."""
@@ -142,6 +141,6 @@ def test_cudnn_itself_sees_the_same_to_the_gradient(is_global, monkeypatch):
     ("length", "width", "served"), [(7, 256, True), (7, 128, True), (7, 96, False), (7, 320, False), (1, 256, False)]
 )
 def test_cudnn_is_asked_for_heads_that_it_takes_and_for_more_than_a_token(monkeypatch, length, width, served):
-    monkeypatch.setattr(matmul, "capability", lambda: matmul.HOPPER)
+    monkeypatch.setattr(device, "capability", lambda: device.HOPPER)
     q_BTHN = jax.ShapeDtypeStruct((2, length, HEADS, width), jnp.bfloat16)
     assert attention.cudnn_serves(q_BTHN) is served

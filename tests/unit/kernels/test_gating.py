@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agent_tunix.models.gating import gated
+from agent_tunix.kernels.gating import gated
 
 
 def plain(gate: np.ndarray, up: np.ndarray, d: np.ndarray) -> list[np.ndarray]:

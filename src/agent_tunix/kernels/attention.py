@@ -16,10 +16,9 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from agent_tunix.kernels import matmul, rope_norm
-from agent_tunix.kernels.rope_norm import Turning
-from agent_tunix.models import sharding
-from agent_tunix.models.norm_rope import Placing
+from agent_tunix.kernels import device, matmul, sequence_layout
+from agent_tunix.kernels.norm_rope import Placing
+from agent_tunix.kernels.sequence_layout import Turning
 from agent_tunix.types import pytree, static
 
 LEAST_HEAD, CUDNN_HEAD = 32, 256  # the least whose half the turning kernels take, and the largest that cuDNN takes
@@ -102,7 +101,7 @@ def _flat(x_BTHN: jax.Array) -> jax.Array:
 
 
 def cudnn_serves(q_BTHN: jax.Array) -> bool:
-    if sharding.several_devices() or matmul.capability() != matmul.HOPPER or q_BTHN.dtype != jnp.bfloat16:
+    if not device.one_hopper(q_BTHN.dtype):
         return False
     _, T, _, N = q_BTHN.shape
     return T > 1 and LEAST_HEAD <= N <= CUDNN_HEAD and matmul.power_of_two(N) == N
@@ -110,11 +109,11 @@ def cudnn_serves(q_BTHN: jax.Array) -> bool:
 
 def _turned_groups(q, k, v, first_P, lengths: Lengths, placing: Placing) -> tuple[jax.Array, ...]:
     """For every completion its whole sequence, turned: queries and keys after norm and RoPE, and values."""
-    sizes, interpret = (lengths.prompt, lengths.completion(q), lengths.group), matmul.capability() < matmul.AMPERE
+    sizes, interpret = (lengths.prompt, lengths.completion(q), lengths.group), device.capability() < device.AMPERE
     angles = placing.cos[0, :, 0], placing.sin[0, :, 0]
 
     def turned(x, factor, *scale_and_angles):
-        return rope_norm.turned(Turning(*sizes, placing.eps, factor, interpret), x, first_P, *scale_and_angles)
+        return sequence_layout.turned(Turning(*sizes, placing.eps, factor, interpret), x, first_P, *scale_and_angles)
 
     queries, keys = turned(q, placing.query_scale, placing.q_norm, *angles), turned(k, 1.0, placing.k_norm, *angles)
     return queries, keys, turned(v, 1.0)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agent_tunix.models.low_rank import adapted, adding_pays, low_rank
+from agent_tunix.kernels.low_rank import adapted, adding_pays, low_rank
 
 
 def arrays(members, dtype=jnp.float32):
