@@ -103,6 +103,7 @@ def main() -> None:
 def _train(composed: DictConfig) -> float | None:
     """Returns the held-out accuracy, by which Hydra's sweepers search."""
     from agent_tunix.engine import distributed
+    from agent_tunix.lab.advice import LabAdvisor
     from agent_tunix.lab.plan import plan
     from agent_tunix.training import loading
     from agent_tunix.training import loop as workflow
@@ -124,7 +125,8 @@ def _train(composed: DictConfig) -> float | None:
     if heartbeat.current:
         resume = f"training.resume={_relative(output)}"
         heartbeat.current.advice = f"Start all of them again with {resume}: the run goes on from its last checkpoint."
-    return _accuracy(workflow.run(cfg, _relative(output), console, _given(HydraConfig.get().overrides.task), origin))
+    given = _given(HydraConfig.get().overrides.task)
+    return _accuracy(workflow.run(cfg, _relative(output), console, given, origin, LabAdvisor()))
 
 
 def _agreed(cfg: C) -> C:

@@ -45,10 +45,6 @@ def layer(module: Path) -> str:
 
 STILL_UPWARDS = {
     "kernels/token/token_kernel.py": "models",
-    "training/loop.py": "lab",
-    "training/resume.py": "lab",
-    "training/setup.py": "lab",
-    "training/summary.py": "lab",
 }
 
 

@@ -24,10 +24,8 @@ from agent_tunix.engine.progress import Progress
 from agent_tunix.engine.random_keys import Purpose
 from agent_tunix.engine.update import evaluation_trainable
 from agent_tunix.errors import DivergenceError
-from agent_tunix.lab.doctor import doctor
-from agent_tunix.lab.doctor.examination import early_warnings
-from agent_tunix.lab.report.page import report_on
 from agent_tunix.training import loading
+from agent_tunix.training.advisor import Advisor
 from agent_tunix.training.evaluation import answers_of, grade
 from agent_tunix.training.guard import MAX_ROLLBACKS, Interruption, fault_of
 from agent_tunix.training.horizon import hyperparameters
@@ -36,8 +34,8 @@ from agent_tunix.training.progress import Bars, Display, print_summary, say
 from agent_tunix.training.resume import counting_on, restored
 from agent_tunix.training.rollouts import demonstrations, draw, lesson
 from agent_tunix.training.run_folder import RunFolder, claimed, read_records, replace_text, run_folder
-from agent_tunix.training.setup import Loaded, Run, Way, compile_ahead, prepare
-from agent_tunix.training.summary import ended_by, remedy, summarise, validations
+from agent_tunix.training.setup import SILENT, Loaded, Run, Way, compile_ahead, prepare
+from agent_tunix.training.summary import ended_by, overrides_of, summarise, validations
 from agent_tunix.types import Record, TrainState
 
 SAMPLES_SHOWN = 3
@@ -68,12 +66,19 @@ class Outputs:
     warned: set[str] = dataclasses.field(default_factory=set)  # illnesses that were told of
 
 
-def run(cfg: Config, path: Path, console: Console, overrides: Sequence[str] = (), origin: Origin = OWN) -> Record:
+def run(
+    cfg: Config,
+    path: Path,
+    console: Console,
+    overrides: Sequence[str] = (),
+    origin: Origin = OWN,
+    advisor: Advisor = SILENT,
+) -> Record:
     """`run_training.py`: trains, or continues the run in `path`; returns the summary that it also writes there."""
     loading.refuse_others(path, "config.yaml")
     loading.start_device(partial(say, console))
     with Interruption() as interruption, Bars(console) as bars:
-        r = prepare(cfg, Loaded(), bars.notice, overrides, origin)
+        r = prepare(cfg, Loaded(), bars.notice, overrides, origin, advisor)
         outcome = training(r, path, bars.display("training", r.plan.total_steps), interruption)
     print_summary(console, path, outcome.summary, outcome.before, outcome.after)
     return outcome.summary
@@ -119,7 +124,7 @@ def _in_folder(r: Run, fresh: TrainState, path: Path, display: Display, interrup
         checkpoints.close()
         folder.close()
         if distributed.first():
-            report_on(path, display.notice)
+            r.advisor.report(path, display.notice)
         display.end(status)
     return Outcome(summary, before, after)
 
@@ -144,7 +149,7 @@ def train_loop(
         evaluated_after = progress.position == total or pause(step)
         if _due(training.eval_every_n_steps, step, iterations) and not evaluated_after:
             evaluate_policy(r, state, out)
-            _warn_early(out)
+            _warn_early(r, out)
         if _due(training.save_interval_steps, step, iterations):
             out.checkpoints.save(state, progress)
     return state, progress
@@ -185,8 +190,7 @@ def recover(r: Run, state: TrainState, progress: Progress, fault: str, out: Outp
         out.display.notice(f"step {step}: {fault}; the batch is dropped (training.on_divergence=ignore).")
         return None
     if mode != "rollback" or len(progress.rollbacks) >= MAX_ROLLBACKS:
-        kept = out.folder.path / "checkpoints" if out.checkpoints.steps() else None
-        raise DivergenceError(remedy(r, kept, step, fault, progress), fault)
+        raise DivergenceError(_diverged(r, step, progress, fault, out), fault)
     restored, saved = out.checkpoints.restore(state, out.checkpoints.last_due())
     with out.folder.rewinding(int(restored.step)):  # before a checkpoint is deleted, all records have been read
         out.checkpoints.forget_after(int(restored.step))
@@ -197,6 +201,15 @@ def recover(r: Run, state: TrainState, progress: Progress, fault: str, out: Outp
         f"step {step}: {fault}; back to step {int(restored.step)}, without that batch and at a tenth of the rate."
     )
     return restored, progress
+
+
+def _diverged(r: Run, step: int, progress: Progress, fault: str, out: Outputs) -> str:
+    """What to say of a run that diverged."""
+    tried = f" after {len(progress.rollbacks)} rollbacks" if progress.rollbacks else ""
+    where = out.folder.path / "checkpoints"
+    kept = f" The last good checkpoint is kept in {where}." if out.checkpoints.steps() else ""
+    happened = f"The run diverged at step {step}{tried}: {fault}.\nThe update did not reach the weights.{kept}"
+    return f"{happened}\n{r.advisor.after_divergence(r.cfg, overrides_of(r), fault, bool(progress.rollbacks))}".rstrip()
 
 
 def _in_vain(r: Run, progress: Progress, out: Outputs) -> bool:
@@ -244,12 +257,12 @@ def _answers(r: Run, state: TrainState, way: Way, whole: bool) -> list[list[str]
     return answers
 
 
-def _warn_early(out: Outputs) -> None:
-    """Says what the doctor would say by now, each illness once."""
-    for finding in early_warnings(doctor.read(out.folder.path)) if distributed.first() else ():
-        if finding.illness not in out.warned:
-            out.warned.add(finding.illness)
-            out.display.notice(f"early warning: {finding.illness}, {finding.evidence}\n  try: {finding.remedy}")
+def _warn_early(r: Run, out: Outputs) -> None:
+    """Says what goes wrong by now, each illness once."""
+    for illness, told in r.advisor.midway(out.folder.path) if distributed.first() else ():
+        if illness not in out.warned:
+            out.warned.add(illness)
+            out.display.notice(f"early warning: {told}")
 
 
 def _passed_over(state: TrainState, steps: int) -> TrainState:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from agent_tunix.config.load import config_folder
-from agent_tunix.config.output_folders import of_the_shell
 from agent_tunix.console import show_controls
 from agent_tunix.types import Record
 
@@ -127,29 +121,3 @@ def print_summary(
         )
     page = f"\nReport:     {folder / 'report.html'}" if (folder / "report.html").exists() else ""
     say(console, "\n".join([f"Run folder: {folder}{page}\n\nNext:", *(f"  {line}" for line in summary["advice"])]))
-
-
-def shell_command(verb: str) -> str:
-    """How to call a verb from the user's shell: by its script in a checkout, else by the installed command."""
-    here = of_the_shell()
-    script = {"train": "run_training.py", "evaluate": "evaluate.py"}.get(verb)
-    if script is None or not (here / script).exists():
-        beside = os.path.join(os.path.dirname(sys.executable), "agent-tunix")
-        installed = shutil.which("agent-tunix") is None and os.path.exists(beside)
-        return f"{os.path.relpath(beside, here) if installed else 'agent-tunix'} {verb}"
-    found = shutil.which("python")
-    named = found is not None and _same_python(found, sys.executable)
-    return f"{'python' if named else os.path.relpath(sys.executable, here)} {script}"
-
-
-def searched_too() -> list[str]:
-    """The `--config-dir` that the user gave, as an option for commands like this one; ./conf and ours are found without."""
-    sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
-    given = [Path(source.path).resolve() for source in sources if source.provider == "command-line"]
-    found = (config_folder(), of_the_shell().resolve() / "conf")
-    return [f"--config-dir={folder}" for folder in given if folder not in found]
-
-
-def _same_python(one: str, other: str) -> bool:
-    """Whether two paths are one interpreter. Two environments may link to one file, but do so from different folders."""
-    return os.path.samefile(one, other) and os.path.samefile(os.path.dirname(one), os.path.dirname(other))

@@ -11,11 +11,10 @@ from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.progress import Progress
 from agent_tunix.environments.stream import Example
 from agent_tunix.errors import UserError
-from agent_tunix.lab.doctor.records import finite, read_object
 from agent_tunix.training import loading
 from agent_tunix.training.data import Notice
 from agent_tunix.training.progress import counted
-from agent_tunix.training.run_folder import last_step
+from agent_tunix.training.run_folder import finite, last_step, read_object
 from agent_tunix.training.setup import Run
 from agent_tunix.types import TrainState
 

@@ -16,6 +16,8 @@ from agent_tunix.errors import UserError
 from agent_tunix.training.loggers.tensorboard import CurveFile
 from agent_tunix.types import Record
 
+NUMBERS = (int, float)
+
 
 class RunFolder:
     """Writes the artefacts of a run. One that goes on from a checkpoint drops what was written after that step."""
@@ -178,6 +180,17 @@ def objects(texts: Iterable[str]) -> list[Record]:
         with contextlib.suppress(ValueError, RecursionError):
             found.append(json.loads(text))
     return [record for record in found if isinstance(record, dict)]
+
+
+def read_object(path: Path) -> Record:
+    """The object of a .json file; an empty one where there is none that can be read."""
+    found = objects([read_text(path)])
+    return found[0] if found else {}
+
+
+def finite(value: Any) -> bool:
+    """Whether this is a number whose square is finite too. Asked a million times for a long run, so it must be quick."""
+    return isinstance(value, NUMBERS) and not isinstance(value, bool) and abs(value) < 1e100
 
 
 def _line(record: Record) -> str:

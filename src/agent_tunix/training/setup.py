@@ -19,15 +19,16 @@ from agent_tunix.engine.random_keys import Purpose, step_key
 from agent_tunix.engine.sampler import Sampling
 from agent_tunix.environments.rewards import Scorer
 from agent_tunix.environments.stream import Stream
-from agent_tunix.lab.plan.plan import too_large
 from agent_tunix.models.base import Model
 from agent_tunix.models.lora import Adapters
 from agent_tunix.models.sharding import rows_to_come
 from agent_tunix.training import loading
+from agent_tunix.training.advisor import Advisor
 from agent_tunix.training.data import Notice, Task, load_task, refuse_unknown_tokens, with_demonstrations
 from agent_tunix.training.horizon import Plan, coefficients, hyperparameters, loss_form, make_plan, too_few
 from agent_tunix.types import Batch, Prompts
 
+SILENT = Advisor()
 Way = tuple[Sampling, float]  # of answering held-out problems: how tokens are drawn, and at which temperature
 
 
@@ -43,6 +44,7 @@ class Run:
     sampling: Sampling
     scorer: Scorer
     stream: Stream
+    advisor: Advisor
     overrides: tuple[str, ...]  # as they were given
     started: float  # on the monotonic clock
     first_answers: dict[str, list[list[str]]]  # of policies before their first update, for all runs of the process
@@ -102,7 +104,14 @@ class Loaded:
         return self._scorers[wanted].weighing(reward.weights)
 
 
-def prepare(cfg: Config, loaded: Loaded, notice: Notice, overrides: Sequence[str] = (), origin: Origin = OWN) -> Run:
+def prepare(
+    cfg: Config,
+    loaded: Loaded,
+    notice: Notice,
+    overrides: Sequence[str] = (),
+    origin: Origin = OWN,
+    advisor: Advisor = SILENT,
+) -> Run:
     """Opens what a run needs; whatever the user must mend is found here, before anything is written."""
     started = time.monotonic()
     model = loaded.model(cfg)
@@ -113,13 +122,15 @@ def prepare(cfg: Config, loaded: Loaded, notice: Notice, overrides: Sequence[str
         train = with_demonstrations(task.train, model.tokenizer, model.arch, cfg.generation.max_generation_steps, notice)
         task = dataclasses.replace(task, train=train)
     plan = make_plan(cfg, len(task.train))
-    too_much = too_large(cfg, task.prompt_width)
+    too_much = advisor.before(cfg, task.prompt_width)
     for line in (*unusual, *too_few(cfg, plan), *too_much, *warnings(cfg, len(task.train))):
         notice(f"warning: {line}")
     stream = Stream(task.train, cfg.training.prompts_per_step, plan.batches_per_epoch, cfg.seed)
     sampling = loading.training_sampling(cfg, model.tokenizer)
     engine = engine_of(cfg, model, loading.earlier_adapters(cfg, model))
-    return Run(cfg, model, engine, task, plan, sampling, scorer, stream, tuple(overrides), started, loaded.first_answers)
+    return Run(
+        cfg, model, engine, task, plan, sampling, scorer, stream, advisor, tuple(overrides), started, loaded.first_answers
+    )
 
 
 def engine_of(cfg: Config, model: Model, reference: Adapters | None) -> Engine:

@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from agent_tunix import cli
-from agent_tunix.training.progress import Bars, counted, print_summary, shell_command
+from agent_tunix.config.commands import shell_command
+from agent_tunix.training.progress import Bars, counted, print_summary
 
 
 def test_text_of_the_user_is_shown_as_it_is(tmp_path, capsys):

@@ -11,7 +11,7 @@ from typing import Any
 
 from agent_tunix.environments.rewards import is_fault_of_reward
 from agent_tunix.lab.doctor.finding import Finding, Severity, unless
-from agent_tunix.lab.doctor.records import RunRecords, finite, late, trend
+from agent_tunix.lab.doctor.records import RunRecords, late, trend
 from agent_tunix.lab.doctor.remedies import GUARD, lower_rate, past_bad_rewards, raised_rate, rerun, rounded, scaled_rate
 from agent_tunix.lab.doctor.signs import (
     FEW,
@@ -29,6 +29,7 @@ from agent_tunix.lab.doctor.signs import (
     swinging,
     would_see,
 )
+from agent_tunix.training.run_folder import finite
 
 KL_EXPLODED = 5.0  # nats per token: the policy writes what its start would write with probability e^-5 a token
 KL_SLOW = 1e-2  # a demo run that learns well passes this after six steps, one at a tenth of its rate never

@@ -16,11 +16,10 @@ from typing import Any
 
 from agent_tunix.config.load import read_saved
 from agent_tunix.errors import UserError
-from agent_tunix.training.run_folder import objects, read_records, read_text
+from agent_tunix.training.run_folder import finite, read_object, read_records
 from agent_tunix.types import Record
 
 Point = tuple[int, float]  # a step and what was measured there
-NUMBERS = (int, float)
 Z95 = 1.96  # standard errors on each side of a 95 % interval
 TOLD_APART = 2.0  # standard errors at which one accuracy is told from another
 FINISHED = ("completed", "diverged")  # statuses of a run that cannot go on
@@ -236,14 +235,3 @@ def read_run(folder: Path) -> RunRecords:
 def _config(file: Path, written: int) -> dict[str, Any]:
     """As it was written then. YAML is slow to read, and the pages of a sweep and of its jobs all ask for it."""
     return read_saved(file)
-
-
-def read_object(path: Path) -> Record:
-    """The object of a .json file; an empty one where there is none that can be read."""
-    found = objects([read_text(path)])
-    return found[0] if found else {}
-
-
-def finite(value: Any) -> bool:
-    """Whether this is a number whose square is finite too. Asked a million times for a long run, so it must be quick."""
-    return isinstance(value, NUMBERS) and not isinstance(value, bool) and abs(value) < 1e100

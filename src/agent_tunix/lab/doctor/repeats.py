@@ -10,10 +10,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agent_tunix.config.commands import value_text
 from agent_tunix.lab.doctor.examination import Report
 from agent_tunix.lab.doctor.finding import Severity
 from agent_tunix.lab.doctor.records import FINISHED, TOLD_APART, Accuracy, difference
-from agent_tunix.lab.doctor.remedies import value_text
 from agent_tunix.lab.doctor.seeds import Interval, over_seeds, paired_difference
 
 RATE = "optimizer.learning_rate"

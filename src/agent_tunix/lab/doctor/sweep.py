@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from agent_tunix.config.commands import join, less
 from agent_tunix.config.load import leaves
 from agent_tunix.environments import arithmetic
 from agent_tunix.lab.doctor.examination import examine
 from agent_tunix.lab.doctor.finding import Finding, Severity
 from agent_tunix.lab.doctor.records import Accuracy, RunRecords
-from agent_tunix.lab.doctor.remedies import join, less, possible, rounded
+from agent_tunix.lab.doctor.remedies import possible, rounded
 from agent_tunix.lab.doctor.repeats import RATE, RUINED, SEED, Job, Repeats, best_of, candidates_of
 
 LR_MIN = "scheduler.lr_min"

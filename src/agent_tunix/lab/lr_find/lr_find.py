@@ -18,13 +18,15 @@ from pathlib import Path
 from rich.console import Console
 
 from agent_tunix.algorithm.schedules import ramp as rising
+from agent_tunix.config.commands import join, less
 from agent_tunix.config.guidance import half_decades, middle_rate
 from agent_tunix.config.load import validate
 from agent_tunix.config.schema import Config
 from agent_tunix.environments.rewards import is_fault_of_reward
 from agent_tunix.environments.stream import Stream
 from agent_tunix.errors import DivergenceError, UserError
-from agent_tunix.lab.doctor.remedies import join, less, rounded, with_lr_min
+from agent_tunix.lab.advice import LabAdvisor
+from agent_tunix.lab.doctor.remedies import rounded, with_lr_min
 from agent_tunix.lab.lr_find import ramp
 from agent_tunix.lab.plan.plot import as_svg, in_characters
 from agent_tunix.lab.report.page import report_on
@@ -49,7 +51,7 @@ def run(cfg: LrFindConfig, path: Path, console: Console, overrides: Sequence[str
     check(cfg, path)
     loading.start_device(partial(say, console))
     with Interruption() as interruption, Bars(console) as bars:
-        whole = prepare(_training_config(cfg), Loaded(), bars.notice, overrides)
+        whole = prepare(_training_config(cfg), Loaded(), bars.notice, overrides, advisor=LabAdvisor())
         r = ramped(cfg, whole)
         _ = whole.model.weights  # read now, so that a fault in them is found before anything is written
         _begin(path)

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_tunix.config.commands import value_text
 from agent_tunix.lab.doctor import doctor
 from agent_tunix.lab.doctor.examination import Report
-from agent_tunix.lab.doctor.records import Accuracy, RunRecords, finite, late
-from agent_tunix.lab.doctor.remedies import value_text
+from agent_tunix.lab.doctor.records import Accuracy, RunRecords, late
 from agent_tunix.lab.doctor.repeats import RATE, Repeats
 from agent_tunix.lab.doctor.seeds import Interval, mean_of, over_seeds
 from agent_tunix.lab.doctor.sweep import SweepReport, end_of, examine_sweep
@@ -18,6 +18,7 @@ from agent_tunix.lab.report.chart import Chart, Colour, Mark, Series, hue, on_sc
 from agent_tunix.lab.report.verdict import Standing, over_its_seeds, percent
 from agent_tunix.lab.sweep.sweep_folder import job_folders, labels, listed_jobs, overrides_of
 from agent_tunix.training.progress import counted
+from agent_tunix.training.run_folder import finite
 from agent_tunix.types import Record
 
 DASHES = 4  # patterns of lines, the first of which has none

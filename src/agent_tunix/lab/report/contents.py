@@ -13,12 +13,12 @@ from typing import Any
 
 import yaml
 
+from agent_tunix.config.commands import value_text
 from agent_tunix.errors import UserError
 from agent_tunix.lab.doctor import doctor
 from agent_tunix.lab.doctor.examination import examine
 from agent_tunix.lab.doctor.finding import Finding
-from agent_tunix.lab.doctor.records import RunRecords, finite, read_object
-from agent_tunix.lab.doctor.remedies import value_text
+from agent_tunix.lab.doctor.records import RunRecords
 from agent_tunix.lab.doctor.sweep import SweepReport
 from agent_tunix.lab.report.candidates import (
     Candidate,
@@ -36,6 +36,7 @@ from agent_tunix.lab.report.samples import columns
 from agent_tunix.lab.report.settings import settings
 from agent_tunix.lab.report.verdict import Verdict, percent, run_verdict, sweep_verdict
 from agent_tunix.lab.sweep.sweep_folder import job_folders
+from agent_tunix.training.run_folder import finite, read_object
 from agent_tunix.types import Record
 
 Tile = tuple[str, str, str]  # name, value, detail

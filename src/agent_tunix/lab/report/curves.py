@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from agent_tunix.lab.doctor.records import RunRecords, finite
+from agent_tunix.lab.doctor.records import RunRecords
 from agent_tunix.lab.report.chart import Chart, Colour, Mark, Point, Series, hue
+from agent_tunix.training.run_folder import finite
 
 NOT_FINITE = 20  # crosses in one chart: a run that goes on after them would be covered
 ACCURACIES = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent_tunix.lab.doctor.records import finite, read_object
 from agent_tunix.lab.report.chart import Chart, Mark, Series, hue
 from agent_tunix.lab.report.verdict import Verdict
+from agent_tunix.training.run_folder import finite, read_object
 from agent_tunix.types import Record
 
 CURVES = (

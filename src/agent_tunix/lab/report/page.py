@@ -17,8 +17,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from agent_tunix.config.commands import join
 from agent_tunix.errors import UserError
-from agent_tunix.lab.doctor.remedies import join
 from agent_tunix.lab.report.contents import contents
 from agent_tunix.training.progress import say
 from agent_tunix.training.run_folder import replace_text

@@ -7,8 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agent_tunix.lab.doctor.records import finite
-from agent_tunix.training.run_folder import read_records
+from agent_tunix.training.run_folder import finite, read_records
 from agent_tunix.types import Record
 
 COLUMNS = 5

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from agent_tunix.config.commands import UNREADABLE, composed_leaves, value_text
 from agent_tunix.config.load import leaves
 from agent_tunix.lab.doctor.records import RunRecords
-from agent_tunix.lab.doctor.remedies import UNREADABLE, composed_leaves, value_text
 
 UNSET = "not set"
 

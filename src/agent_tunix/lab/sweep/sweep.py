@@ -22,6 +22,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
+from agent_tunix.config.commands import value_text
 from agent_tunix.config.load import keys, read_saved, validate
 from agent_tunix.config.resumed import saved_steps
 from agent_tunix.config.schema import Config
@@ -30,8 +31,8 @@ from agent_tunix.engine.calls import Answer, CompileAhead, alone
 from agent_tunix.engine.fuse_probe import Probe
 from agent_tunix.engine.fused import together
 from agent_tunix.errors import DivergenceError, UserError
+from agent_tunix.lab.advice import LabAdvisor
 from agent_tunix.lab.doctor.records import FINISHED
-from agent_tunix.lab.doctor.remedies import value_text
 from agent_tunix.lab.plan import memory
 from agent_tunix.lab.plan.plan import USABLE, card, shapes
 from agent_tunix.lab.report.page import report_on
@@ -208,7 +209,8 @@ def _begun(runs: Sequence[Run], width: int) -> list[Run]:
 def _prepared(job: Job, loaded: Loaded, bars: Bars) -> Run:
     """Silently where a job goes on, as it gave its notices before, or is one of a search, which tries unusual values."""
     silent = job.stop_after is not None or (job.folder / "config.yaml").exists()
-    return prepare(job.cfg, loaded, (lambda text: None) if silent else bars.labelled(job.label), job.overrides)
+    notice = (lambda text: None) if silent else bars.labelled(job.label)
+    return prepare(job.cfg, loaded, notice, job.overrides, advisor=LabAdvisor())
 
 
 def _outcomes(loops: Sequence[Callable[[Answer], Outcome]], size: int) -> list[Outcome | DivergenceError]:

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_tunix.errors import UserError
-from agent_tunix.lab.doctor.records import read_object
-from agent_tunix.training.run_folder import objects, read_text, replace_text
+from agent_tunix.training.run_folder import objects, read_object, read_text, replace_text
 from agent_tunix.types import Record
 
 APART = "apart"  # how jobs ran that no sweep of ours has trained

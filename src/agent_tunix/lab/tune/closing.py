@@ -6,9 +6,9 @@ import statistics
 
 from omegaconf import OmegaConf
 
+from agent_tunix.config.commands import join, less, value_text
 from agent_tunix.config.load import config_folder
 from agent_tunix.lab.doctor.records import Accuracy
-from agent_tunix.lab.doctor.remedies import join, less, value_text
 from agent_tunix.lab.doctor.seeds import gained
 from agent_tunix.lab.report.page import report_on
 from agent_tunix.lab.tune import wording

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from agent_tunix.config.commands import less, value_text
 from agent_tunix.config.schema import Config
 from agent_tunix.errors import UserError
 from agent_tunix.lab.doctor.records import Accuracy, RunRecords
-from agent_tunix.lab.doctor.remedies import less, value_text
 from agent_tunix.lab.sweep import sweep
 from agent_tunix.lab.sweep.sweep_folder import groups_of, read_index, results
 from agent_tunix.lab.tune.config import TuneConfig

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from agent_tunix.config.commands import join
 from agent_tunix.config.load import config_text, leaves, read_saved, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.errors import DivergenceError, UserError
-from agent_tunix.lab.doctor.records import finite, read_object
-from agent_tunix.lab.doctor.remedies import join
+from agent_tunix.lab.advice import LabAdvisor
 from agent_tunix.lab.sweep import sweep
 from agent_tunix.lab.tune.closing import close
 from agent_tunix.lab.tune.config import TuneConfig
@@ -30,7 +30,7 @@ from agent_tunix.training import loading
 from agent_tunix.training.guard import Interruption
 from agent_tunix.training.horizon import Plan, make_plan
 from agent_tunix.training.progress import counted, say
-from agent_tunix.training.run_folder import claimed, replace_text
+from agent_tunix.training.run_folder import claimed, finite, read_object, replace_text
 from agent_tunix.training.setup import Loaded, prepare
 from agent_tunix.types import Record
 
@@ -108,7 +108,7 @@ def begin(
 ) -> tuple[Session, Plan]:
     """Loads what all candidates share; whatever the user must mend is found here, before anything is written."""
     loaded, whole = Loaded(), training_config(cfg)
-    plan = prepare(candidate(whole, start(cfg)), loaded, partial(say, console)).plan
+    plan = prepare(candidate(whole, start(cfg)), loaded, partial(say, console), advisor=LabAdvisor()).plan
     refuse_impossible(cfg, whole, plan, "in whole runs")
     candidate(whole, {"seed": cfg.seed + cfg.tune.seeds - 1})  # the last that a finalist is trained with
     record: Record = {

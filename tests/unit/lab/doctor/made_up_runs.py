@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from agent_tunix.config.commands import own_overrides
 from agent_tunix.lab.doctor.records import RunRecords
-from agent_tunix.lab.doctor.remedies import own_overrides
 
 HEALTHY = {
     "loss": 1e-4,

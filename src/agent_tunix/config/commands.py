@@ -1,0 +1,168 @@
+"""Commands to be copied: how a verb is called from the user's shell, and the fewest overrides that lead somewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from agent_tunix.config.load import config_folder, escaped, leaves, search_path
+from agent_tunix.config.output_folders import of_the_shell
+
+# Groups with one file for each name a configuration can give: the group, the key of the name, how the file's name begins.
+NAMED_GROUPS = (
+    ("model", "model.model_size", "gemma3_"),
+    ("optimizer", "optimizer.optimizer_name", ""),
+    ("scheduler", "scheduler.scheduler_name", ""),
+)
+RESUME = "training.resume"  # how a run was continued is no part of how it was set up
+PLAIN = re.compile(r"[A-Za-z_/][\w./:-]*", re.ASCII)  # a text that Hydra takes for one without quotes
+NOT_TEXT = ("null", "true", "false", "nan", "inf")
+# What comes of files of configuration that someone has changed since; the last is of their encoding.
+UNREADABLE = (HydraException, OmegaConfBaseException, OSError, yaml.YAMLError, UnicodeDecodeError)
+
+
+def join(overrides: Sequence[str], verb: str = "train") -> str:
+    return " ".join([shell_command(verb), *map(shlex.quote, [*searched_too(), *overrides])])
+
+
+def shell_command(verb: str) -> str:
+    """How to call a verb from the user's shell: by its script in a checkout, else by the installed command."""
+    here = of_the_shell()
+    script = {"train": "run_training.py", "evaluate": "evaluate.py"}.get(verb)
+    if script is None or not (here / script).exists():
+        beside = os.path.join(os.path.dirname(sys.executable), "agent-tunix")
+        installed = shutil.which("agent-tunix") is None and os.path.exists(beside)
+        return f"{os.path.relpath(beside, here) if installed else 'agent-tunix'} {verb}"
+    found = shutil.which("python")
+    named = found is not None and _same_python(found, sys.executable)
+    return f"{'python' if named else os.path.relpath(sys.executable, here)} {script}"
+
+
+def searched_too() -> list[str]:
+    """The `--config-dir` that the user gave, as an option for commands like this one; ./conf and ours are found without."""
+    sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
+    given = [Path(source.path).resolve() for source in sources if source.provider == "command-line"]
+    found = (config_folder(), of_the_shell().resolve() / "conf")
+    return [f"--config-dir={folder}" for folder in given if folder not in found]
+
+
+def _same_python(one: str, other: str) -> bool:
+    """Whether two paths are one interpreter. Two environments may link to one file, but do so from different folders."""
+    return os.path.samefile(one, other) and os.path.samefile(os.path.dirname(one), os.path.dirname(other))
+
+
+def less(overrides: Sequence[str], *beginnings: str) -> list[str]:
+    """The overrides, less those whose keys begin with one of these."""
+    return [override for override in overrides if not key_of(override).startswith(beginnings)]
+
+
+def key_of(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def value_text(value: Any) -> str:
+    """A value as Hydra reads it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(value_text, value))}]"
+    if isinstance(value, str):
+        return value if PLAIN.fullmatch(value) and value.lower() not in NOT_TEXT else _quoted(value)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _quoted(text: str) -> str:
+    """In Hydra's quotes a backslash is itself, except before a quote, and before `${`, which would be looked up."""
+    return "'" + re.sub(r"(\\+)\Z", r"\1\1", re.sub(r"(\\*)'", r"\1\1\'", escaped(text))) + "'"
+
+
+def own_overrides(config: Mapping[str, Any]) -> list[str]:
+    """The fewest overrides of the shipped configuration that lead to `config`: an experiment, groups, single values.
+
+    Composing takes a tenth of a second, so an experiment that cannot be the shortest way is not composed: whatever it sets
+    to another value must be set back.
+    """
+    wanted, experiments = leaves(config), (config_folder() / "experiment").glob("*.yaml")
+    best: list[str] = []
+    with contextlib.suppress(*UNREADABLE):
+        best = _overrides_from([], config)
+        for least, name in sorted((1 + _set_otherwise(path, wanted), path.stem) for path in experiments):
+            if least < len(best):
+                best = min(best, _overrides_from([f"+experiment={name}"], config), key=len)
+    return best
+
+
+def overrides_without_experiment(config: Mapping[str, Any]) -> list[str]:
+    """As `own_overrides`, by groups and single values alone: an experiment chooses a model, and how it learns as well."""
+    try:
+        return _overrides_from([], config)
+    except UNREADABLE:
+        return []
+
+
+def _set_otherwise(experiment: Path, wanted: Mapping[str, Any]) -> int:
+    """How many values an experiment's own file sets that are not those wanted."""
+    return sum(wanted.get(key) != value for key, value in _set_by(experiment).items())
+
+
+@functools.cache
+def _set_by(experiment: Path) -> dict[str, Any]:
+    own = {key: value for key, value in OmegaConf.load(experiment).items() if key != "defaults"}
+    return leaves(OmegaConf.to_container(OmegaConf.create(own)))
+
+
+def _overrides_from(start: list[str], config: Mapping[str, Any]) -> list[str]:
+    wanted, shipped = leaves(config), composed_leaves(*start)
+    groups = []
+    for group, key, file in NAMED_GROUPS:
+        name, shipped_files = wanted.get(key), (config_folder() / group).glob("*.yaml")
+        if name != shipped.get(key) and f"{file}{name}" in (path.stem for path in shipped_files):  # it may be a path
+            groups.append(f"{group}={file}{name}")
+    if groups:
+        shipped = composed_leaves(*start, *groups)
+    changed = [f"{k}={value_text(v)}" for k, v in wanted.items() if k != RESUME and shipped.get(k) != v]
+    return [*start, *groups, *changed, *(f"~{k}" for k in shipped if k not in wanted and _optional(k))]
+
+
+def composed_leaves(*overrides: str) -> dict[str, Any]:
+    """The leaves of the configuration that some overrides lead to here, where a user's own `conf` may come first."""
+    with contextlib.suppress(*UNREADABLE):
+        return _composed(tuple(search_path([])), overrides)
+    return _composed((config_folder(),), overrides)  # as a user's file cannot be read
+
+
+@functools.lru_cache(maxsize=32)
+def _composed(folders: tuple[Path, ...], overrides: tuple[str, ...]) -> dict[str, Any]:
+    """Hydra, if it is at work, is left as it was."""
+    at_work = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(folders[0]), version_base="1.3"):
+            searched = GlobalHydra.instance().config_loader().get_search_path()
+            for folder in folders[1:]:
+                searched.append("command-line", f"file://{folder}", SearchPathQuery("main"))
+            GlobalHydra.instance().hydra.config_loader = ConfigLoaderImpl(searched)  # type: ignore[union-attr]
+            return leaves(OmegaConf.to_container(compose("config", list(overrides)), resolve=True))
+    finally:
+        GlobalHydra.instance().hydra = at_work
+
+
+def _optional(key: str) -> bool:
+    """Reward functions and their weights may be left out of a configuration; any other key is only newer than the run."""
+    return key.startswith("reward.")
