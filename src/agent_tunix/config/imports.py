@@ -68,7 +68,7 @@ def find_elsewhere(key: str, path: str, file: Path) -> None:
     if module.partition(".")[0] in sys.stdlib_module_names:
         why = "it is a part of Python, which has nothing of the kind"
     elif not _is_elsewhere(module, run):
-        why = f"no module {module} is found but, maybe, in the run's folder or beside it, where a stranger may have put it"
+        why = f"no module {module} is found outside of the run's folder and of the one around it, which may be a stranger's"
     else:
         return
     raise UserError(f"{key}={path}, named by {file}, is not imported: {why}.\nIf you trust it, give {key}={path} yourself.")
