@@ -22,7 +22,7 @@ from campaign.commands import Outcome, Strike, run
 from campaign.runs import Scene, changes, content, half_written
 
 TURNS = ["overrides"] * 5 + ["models"] * 5 + ["data"] * 3 + ["run folders"] * 3 + ["rewards"] * 2 + ["texts", "requests"]
-REAL = 0.03  # share of processes of their own
+REAL, TERMINAL = 0.03, 0.25  # shares of processes of their own, and of those whose output is a terminal
 VERBS = ["train", "plan", "lr-find", "tune", "evaluate", "export"]
 OPTIONS = ["--cfg", "--cfg=job", "--help", "--info", "--info=all", "--hydra-help", "--resolve", "--package=x"]
 OPTIONS += ["--config-dir=/proc", "-m", "-h", "--version"]
@@ -304,10 +304,11 @@ class BadInput:
     kind: str
     seed: float
     real: bool
+    terminal: bool
 
 
 def case(number: int, rng: random.Random) -> BadInput:
-    return BadInput(TURNS[number % len(TURNS)], rng.random(), rng.random() < REAL)
+    return BadInput(TURNS[number % len(TURNS)], rng.random(), rng.random() < REAL, rng.random() < TERMINAL)
 
 
 def judged(bad: BadInput, scene: Scene | None, folder: Path) -> Verdict:
@@ -316,7 +317,7 @@ def judged(bad: BadInput, scene: Scene | None, folder: Path) -> Verdict:
         return _judged_requests(rng, folder)
     arguments = FAMILIES[bad.kind](rng, folder)
     before = content(folder)
-    outcome = run(arguments, folder, real=bad.real)
+    outcome = run(arguments, folder, real=bad.real, terminal=bad.terminal)
     faults = [*outcome.faults(), *_faults_of_end(outcome, bad, folder), *half_written(folder)]
     if outcome.code == 2:
         written = changes(before, content(folder))

@@ -15,17 +15,21 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from campaign.hostile import ESCAPES
+
 REPOSITORY = Path(__file__).parents[2]
-SECONDS, MEGABYTES, CHARACTERS = 60.0, 2000.0, 100_000  # that a command may take, and say, at most
+WORK, SECONDS = 60.0, 180.0  # of a processor, and in all, that a command may take; the machine may have more to do
+MEGABYTES, CHARACTERS = 2000.0, 100_000  # that it may take, and say
 PATIENCE = 5.0  # seconds in which processes that it has started may end after it
-PAGE = resource.getpagesize()
-TO_PEOPLE = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f-\x9f]*")  # text without control characters but the tab and the newline
+PAGE, TICKS = resource.getpagesize(), os.sysconf("SC_CLK_TCK")
+TO_A_TERMINAL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # control characters but the tab and the newline
 FOR_DEVELOPERS = ("Traceback (most recent call last)", "Exception ignored", "Fatal Python error", "panicked at")
 MARK = "first-line"  # a file that a process of its own makes when its first line is reached
 ENTRY = f"""
@@ -61,6 +65,7 @@ class Outcome:
     struck: int = 0
     exceeded: str = ""
     left: int = 0
+    on_terminal: bool = False
 
     def said(self) -> str:
         return self.out + self.err
@@ -76,32 +81,40 @@ class Outcome:
         if self.left:
             yield f"it left {self.left} processes behind"
         yield from (f"it said '{words}'" for words in FOR_DEVELOPERS if words in self.said())
-        if (plain := TO_PEOPLE.match(self.said())) and plain.end() < len(self.said()):
-            yield f"it sent the control character {self.said()[plain.end()]!r}"
+        yield from (f"it sent {sent!r}" for sent in self._controls())
         if len(self.said()) > CHARACTERS:
             yield f"it said {len(self.said())} characters"
+
+    def _controls(self) -> list[str]:
+        """What a terminal would obey: of a program that draws on one, only what came from its input."""
+        if self.on_terminal:
+            return [escape for escape in ESCAPES if escape in self.said()]
+        return TO_A_TERMINAL.findall(self.said())[:1]
 
     def refusal_faults(self) -> Iterator[str]:
         """What is wrong where the input was to be refused."""
         if self.code != 2 and not self.exceeded:
             yield f"it ended with exit code {self.code}, not 2"
-        if self.code == 2 and not self.err.strip():
+        if self.code == 2 and not (self.out if self.on_terminal else self.err).strip():
             yield "it said nothing of what is wrong"
 
 
 def run(
-    arguments: Sequence[str], folder: Path, strikes: Sequence[Strike] = (), real: bool = False, seconds: float = SECONDS
+    arguments: Sequence[str],
+    folder: Path,
+    strikes: Sequence[Strike] = (),
+    real: bool = False,
+    work: float = WORK,
+    terminal: bool = False,
 ) -> Outcome:
     """Runs `agent-tunix <arguments>` in a folder, and sends the signals in their order, each when it is due."""
-    out, err = folder.with_name(f"{folder.name}.out"), folder.with_name(f"{folder.name}.err")
-    mark = folder / MARK
-    began = time.monotonic()
-    with open(out, "wb") as to_out, open(err, "wb") as to_err, open(os.devnull, "rb") as nothing:
-        streams = nothing.fileno(), to_out.fileno(), to_err.fileno()
-        child = _started(arguments, folder, streams) if real else _forked(lambda: _become(arguments, folder, streams))
+    mark, streams, began = folder / MARK, _Streams(terminal), time.monotonic()
+    given = streams.given
+    child = _started(arguments, folder, given) if real else _forked(lambda: _become(arguments, folder, given))
     left, first, exceeded, peak = list(strikes), None, "", 0.0
     while True:
         ended, status, usage = os.wait4(child, os.WNOHANG)
+        streams.drain()
         if ended:
             break
         now = time.monotonic()
@@ -109,9 +122,12 @@ def run(
             first = now
         if left and first is not None and left[0].due(now - first):
             os.kill(child, left.pop(0).number)
-        peak = max(peak, _megabytes(child))
-        if now - began > seconds or peak > MEGABYTES:
-            exceeded = f"{seconds:.0f} s" if peak <= MEGABYTES else f"{MEGABYTES:.0f} MB"
+        worked, megabytes = _taken(child)
+        peak = max(peak, megabytes)
+        limits = {f"{work:.0f} s of work": worked > work, f"{SECONDS:.0f} s": now - began > SECONDS * work / WORK}
+        limits[f"{MEGABYTES:.0f} MB"] = peak > MEGABYTES
+        if any(limits.values()):
+            exceeded = next(limit for limit, is_over in limits.items() if is_over)
             os.kill(child, signal.SIGKILL)
         time.sleep(0.001 if left else 0.005)
     patience = time.monotonic() + PATIENCE
@@ -120,16 +136,48 @@ def run(
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     mark.unlink(missing_ok=True)
+    out, err = streams.texts()
     return Outcome(
         code=os.waitstatus_to_exitcode(status),
-        out=_text(out),
-        err=_text(err),
+        out=out,
+        err=err,
         seconds=time.monotonic() - began,
         megabytes=max(peak, 0.0 if real else usage.ru_maxrss / 1e3),
         struck=len(strikes) - len(left),
         exceeded=exceeded,
         left=alive if not exceeded else 0,
+        on_terminal=terminal,
     )
+
+
+class _Streams:
+    """What a command reads from and writes to: files, or a terminal of its own."""
+
+    def __init__(self, terminal: bool):
+        self._files = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  `texts` closes them
+        self._terminal = os.openpty() if terminal else ()
+        self._nothing = os.open(os.devnull, os.O_RDONLY)
+        self.given = (self._nothing, *(file.fileno() for file in self._files))
+        if terminal:
+            os.set_blocking(self._terminal[0], False)
+            self.given = (self._terminal[1],) * 3
+
+    def drain(self) -> None:
+        """Takes what the terminal shows by now: it holds no more than a few lines."""
+        with contextlib.suppress(BlockingIOError):
+            while self._terminal:
+                self._files[0].write(os.read(self._terminal[0], 65536))
+
+    def texts(self) -> list[str]:
+        """What was written to standard output, or to the terminal, and to standard error."""
+        for number in (self._nothing, *self._terminal):
+            os.close(number)
+        found = []
+        for file in self._files:
+            with file:
+                file.seek(0)
+                found.append(file.read().decode(errors="backslashreplace"))
+        return [text.replace("\r\n", "\n") for text in found] if self._terminal else found
 
 
 def _alive(group: int) -> int:
@@ -146,17 +194,13 @@ def _alive(group: int) -> int:
     return found
 
 
-def _text(path: Path) -> str:
-    text = path.read_bytes().decode(errors="backslashreplace")
-    path.unlink()
-    return text
-
-
-def _megabytes(process: int) -> float:
+def _taken(process: int) -> tuple[float, float]:
+    """Seconds of a processor and megabytes that a process has taken; nothing where it has just ended."""
     try:
-        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * PAGE / 1e6
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS, int(fields[21]) * PAGE / 1e6
     except (OSError, IndexError):
-        return 0.0
+        return 0.0, 0.0
 
 
 def _started(arguments: Sequence[str], folder: Path, streams: tuple[int, int, int]) -> int:

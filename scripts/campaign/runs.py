@@ -62,7 +62,7 @@ def make_scene(folder: Path) -> Scene:
 
     def must(name: str, arguments: list[str], at: Path) -> Outcome:
         at.mkdir(exist_ok=True)
-        outcome = run(arguments, at, seconds=600)
+        outcome = run(arguments, at, work=600)
         if outcome.code or [*outcome.faults()]:
             raise SystemExit(f"{' '.join(arguments)}: {[*outcome.faults()]}\n{outcome.said()}")
         seconds[name] = outcome.seconds

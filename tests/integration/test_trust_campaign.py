@@ -45,8 +45,9 @@ def test_a_case_is_the_same_whenever_its_seed_is(campaign):
         ({"code": -11}, "died of SIGSEGV"),
         ({"code": -9, "exceeded": "60 s"}, "took more than 60 s"),
         ({"code": 1, "err": "Traceback (most recent call last)"}, "it said 'Traceback"),
-        ({"code": 2, "err": "\x1b[2J is no number"}, "control character '\\x1b'"),
-        ({"code": 2, "err": "\x9b31m"}, "control character '\\x9b'"),
+        ({"code": 2, "err": "\x1b[2J is no number"}, "it sent '\\x1b'"),
+        ({"code": 2, "err": "\x9b31m"}, "it sent '\\x9b'"),
+        ({"code": 2, "out": "\x1b[2Kdrawn\x1b[2J", "on_terminal": True}, "it sent '\\x1b[2J'"),
         ({"code": 0, "megabytes": 9e4}, "took 90000 MB"),
         ({"code": 2, "err": "x" * 10**6}, "said 1000000 characters"),
     ],
@@ -63,7 +64,7 @@ def test_what_no_command_may_do_is_seen(campaign, found, fault):
 def test_an_input_that_is_neither_refused_nor_used_has_failed(campaign, monkeypatch, tmp_path, code, err):
     bad_inputs, outcome = campaign("bad_inputs"), campaign("commands").Outcome
 
-    def run(arguments, folder, real):
+    def run(arguments, folder, real, terminal):
         (folder / "half.tmp").touch()
         return outcome(code, "", err, 1.0, 99.0)
 
