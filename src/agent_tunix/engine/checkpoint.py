@@ -130,6 +130,8 @@ class Checkpoints:
         folder = Path(os.path.realpath(folder))
         if folder.is_symlink():
             raise UserError(f"{folder} is a link that leads back to itself. Remove it, or have it lead to the checkpoints.")
+        if folder.exists() and not folder.is_dir():  # found only by the first save, a run would have begun anew by then
+            raise UserError(f"{folder} is not a folder, and a run's checkpoints lie in one of that name. Move it away.")
         if "\\" in str(folder):
             raise UserError(f"{folder}: checkpoints cannot be kept below a folder with a backslash in its name.")
         # Made in the background, a folder that cannot be made keeps orbax's threads waiting, and Python for them.

@@ -85,6 +85,13 @@ def test_a_folder_that_is_a_link_to_itself_is_refused(tmp_path, keep):
         Checkpoints(tmp_path / "checkpoints", keep)
 
 
+@pytest.mark.parametrize("keep", [None, 2])
+def test_what_is_no_folder_is_refused_before_anything_is_dropped(tmp_path, keep):
+    (tmp_path / "checkpoints").touch()
+    with pytest.raises(UserError, match="checkpoints is not a folder"):
+        Checkpoints(tmp_path / "checkpoints", keep)
+
+
 def test_the_last_that_was_due_is_told_from_one_that_an_interruption_made(checkpoints):
     assert checkpoints.last_due() is None
     checkpoints.save(state_at(2), Progress(2, midway=True))
