@@ -8,6 +8,7 @@ import dataclasses
 import gc
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from absl import logging as absl_logging
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from agent_tunix import cli
+from agent_tunix import cli, signals
 from agent_tunix.config.load import config_folder
 
 REPOSITORY = Path(__file__).parents[1]
@@ -89,10 +90,11 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     def run(*arguments: str) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["agent-tunix", *arguments])
         code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
+        with signals.heeded_by(signal.default_int_handler):  # a command does not give signals back
+            try:
+                cli.main()
+            except SystemExit as stop:
+                code = int(stop.code or 0)
         captured = capsys.readouterr()
         return Outcome(code, captured.out, captured.err)
 

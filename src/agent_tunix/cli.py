@@ -5,30 +5,35 @@ Hydra composes the configuration; this module decides where a run's folder is an
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from agent_tunix import signals
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn
-from hydra.types import RunMode
-from omegaconf import DictConfig
+with signals.heeded_by(signals.leave):  # what follows takes time to load
+    import atexit
+    import contextlib
+    import os
+    import sys
+    import typing
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
-from agent_tunix.config import hydra_messages, load, output_folders
-from agent_tunix.config.launch import Launch, launched
-from agent_tunix.config.load import C, did_you_mean, hydra_arguments, leaves, search_path, validate
-from agent_tunix.config.resumed import anchored, begun_or_resumed, refuse_other_folder
-from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
-from agent_tunix.console import Screen, unhindered
-from agent_tunix.engine import heartbeat
-from agent_tunix.errors import DivergenceError, StoppedError, UserError, insist_on_interrupts, interrupts_put_off, mistake_of
-from agent_tunix.lab.tune.config import LrFindConfig, TuneConfig
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.core.utils import JobReturn
+    from hydra.types import RunMode
+    from omegaconf import DictConfig
 
-console = Screen()
+    from agent_tunix.config import hydra_messages, load, output_folders
+    from agent_tunix.config.launch import Launch, launched
+    from agent_tunix.config.load import C, did_you_mean, hydra_arguments, leaves, search_path, validate
+    from agent_tunix.config.resumed import anchored, begun_or_resumed, refuse_other_folder
+    from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
+    from agent_tunix.console import Screen, unhindered
+    from agent_tunix.engine import heartbeat
+    from agent_tunix.errors import DivergenceError, StoppedError, UserError, insist_on_interrupts, mistake_of
+    from agent_tunix.lab.tune.config import LrFindConfig, TuneConfig
+
+    console = Screen()
+    atexit.register(signals.heed, signals.SIG_IGN)  # at the very end Python forgets handlers, and a signal would kill it
 
 
 def train() -> None:
@@ -64,23 +69,26 @@ def export() -> None:
 
 def doctor() -> None:
     """Says what is wrong with a run or a sweep, from its folder; see `agent-tunix doctor --help`."""
-    from agent_tunix.lab.doctor import doctor as workflow
+    with _command():
+        from agent_tunix.lab.doctor import doctor as workflow
 
-    _on_folder(workflow.main)
+        workflow.main(sys.argv[1:], console)
 
 
 def report() -> None:
     """Writes report.html, one page on a run, a sweep or a tune; see `agent-tunix report --help`."""
-    from agent_tunix.lab.report import page
+    with _command():
+        from agent_tunix.lab.report import page
 
-    _on_folder(page.main)
+        page.main(sys.argv[1:], console)
 
 
 def watch() -> None:
     """Shows the report live in a browser while training runs; see `agent-tunix watch --help`."""
-    from agent_tunix.lab.report import watch as workflow
+    with _command():
+        from agent_tunix.lab.report import watch as workflow
 
-    _on_folder(workflow.main)
+        workflow.main(sys.argv[1:], console)
 
 
 def main() -> None:
@@ -207,15 +215,9 @@ def _export(composed: DictConfig) -> None:
     workflow.run(validate(composed, ExportConfig), console)
 
 
-def _on_folder(workflow: Callable[[list[str], Screen], None]) -> None:
-    """Runs a verb that takes a folder and no configuration."""
-    with answering():
-        workflow(sys.argv[1:], console)
-
-
 def _hydra(config_name: str, task: Callable[[DictConfig], float | None], several: bool = False) -> None:
     """Runs a task under Hydra, alone or, where it can be done by `several`, with the other processes of a launch."""
-    with answering():
+    with _command():
         sys.argv[1:], launch = launched(sys.argv[1:], os.environ)
         if launch is None:
             return _compose(config_name, task)
@@ -226,6 +228,31 @@ def _hydra(config_name: str, task: Callable[[DictConfig], float | None], several
         with distributed.joined(launch), answering():
             console.quiet = not distributed.first()
             _compose(config_name, task)
+
+
+@contextlib.contextmanager
+def _command() -> Iterator[None]:
+    """A command: until it has something to save, a signal ends it at once, and so it does when all is done."""
+    signals.heed(_stop)
+    code = 1
+    try:
+        with answering():
+            yield
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    finally:
+        signals.heed(lambda *_: os._exit(code))  # Python takes its time to end
+
+
+def _stop(number: int, _: typing.Any) -> typing.NoReturn:
+    """Ends a command that has nothing to save, and all processes of its launch."""
+    signals.heed(signals.leave)  # a second one does not wait
+    output_folders.remove_unused()
+    if heartbeat.current:
+        heartbeat.current.fail(signals.words(number), signals.STOPPED)
+    signals.leave(number)
 
 
 @contextlib.contextmanager
@@ -262,8 +289,8 @@ def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> No
         of_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
         with answering():  # here too: Hydra would print the overrides before it passes a mistake on
             try:
-                with interrupts_put_off():  # while JAX is loaded
-                    from agent_tunix.training.guard import Interruption
+                from agent_tunix.training.guard import Interruption
+
                 asked_to_stop.append(Interruption.requests)
                 return task(composed) if asked_to_stop[-1] == asked_to_stop[0] else None  # Ctrl-C is for all jobs
             except DivergenceError as fault:

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+from agent_tunix.signals import STOPPED
+
 # What the system says of a file that is missing, or is none. For what else it says, the file is not to blame.
 OF_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENAMETOOLONG)
 OF_SYSTEM = re.compile(r"os_error_code='(\d+)'|\(os error (\d+)\)")  # as tensorstore and Rust say it
@@ -48,7 +50,7 @@ class DivergenceError(UserError):
 class StoppedError(UserError):
     """Ctrl-C was pressed where there is no batch to finish first, or was pressed twice."""
 
-    exit_code = 130  # what shells give for SIGINT
+    exit_code = STOPPED
 
 
 @contextlib.contextmanager
@@ -181,38 +183,6 @@ def insist_on_interrupts() -> None:
             threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
 
     sys.unraisablehook = unless_interrupt
-
-
-@contextlib.contextmanager
-def interrupts_put_off() -> Iterator[None]:
-    """A Ctrl-C comes when this is over. One that stops an extension such as JAX's while it is loaded takes Python down.
-
-    It comes to the main thread alone; another has nothing to put off.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if came:
-            signal.raise_signal(signal.SIGINT)
-
-
-@contextlib.contextmanager
-def ended_as_by_interrupts() -> Iterator[None]:
-    """SIGTERM, and that of a terminal that is closed, act as Ctrl-C, so that what was begun is tidied up."""
-    ending = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
-    for number in ending:
-        signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number in ending:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _of_device(fault: BaseException) -> UserError | None:

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from agent_tunix.config import output_folders
-from agent_tunix.errors import UserError, interrupts_put_off
+from agent_tunix.errors import UserError
 
 BEST_OF_SWEEPERS = "optimization_results.yaml"
 LAUNCHER = {"_target_": "hydra_plugins.fused_launcher.FusedLauncher", "fuse": "auto"}
@@ -43,8 +43,7 @@ class FusedLauncher(BasicLauncher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         hydra_context.config_loader = _Composer(hydra_context.config_loader)  # type: ignore[assignment]
         super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
-        with interrupts_put_off():
-            from agent_tunix.engine import device
+        from agent_tunix.engine import device
 
         device.wake()  # while Hydra composes
 

@@ -22,6 +22,7 @@ LAYERS = [
     "console",
     "types",
     "errors",
+    "signals",
 ]
 ROOT = Path(agent_tunix.__file__).parent
 MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")

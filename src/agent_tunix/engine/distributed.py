@@ -28,6 +28,7 @@ import numpy as np
 from jax._src import clusters, distributed  # its service and key-value store have no public name
 from jax.experimental import multihost_utils
 
+from agent_tunix import signals
 from agent_tunix.config.launch import Launch
 from agent_tunix.engine import heartbeat
 from agent_tunix.errors import DivergenceError, UserError
@@ -61,26 +62,50 @@ def _join(launch: Launch) -> heartbeat.Lifeline:
     waiting = threading.Timer(JOIN_SECONDS, _give_up, [launch])
     waiting.daemon = True
     waiting.start()
-    interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)  # JAX waits where Python does not hear Ctrl-C
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # `_not_found` says what is missing
-            if (port := _port_of_first(launch)) is not None:
-                _serve(port).close()  # raises if the port is taken, where JAX would abort
-            jax.distributed.initialize(
-                *(launch.coordinator, launch.processes, launch.process),
-                cluster_detection_method="deactivate" if launch.coordinator else None,
-                initialization_timeout=JOIN_SECONDS + 60,
-                heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            )
-        state = distributed.global_state
-        peers = _connect(state.process_id, state.num_processes, str(state.coordinator_address), state.client)
+        with _stopped_by_a_thread():
+            _initialize(launch)
+            state = distributed.global_state
+            peers = _connect(state.process_id, state.num_processes, str(state.coordinator_address), state.client)
     except Exception as fault:  # what a launcher has set may be wrong in many ways
         raise UserError(_not_found(launch, fault)) from fault
-    finally:
-        signal.signal(signal.SIGINT, interrupt)
     waiting.cancel()
     return heartbeat.Lifeline(state.process_id, state.num_processes, peers)
+
+
+@contextlib.contextmanager
+def _stopped_by_a_thread() -> Iterator[None]:
+    """A thread hears signals: JAX waits for other processes in C, where the main thread hears none."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def listen() -> None:
+        if number := os.read(reader, 1)[0]:
+            signals.leave(number)
+
+    (thread := threading.Thread(target=listen, daemon=True)).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.write(writer, b"\0")
+        thread.join()
+        os.close(reader)
+        os.close(writer)
+
+
+def _initialize(launch: Launch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `_not_found` says what is missing
+        if (port := _port_of_first(launch)) is not None:
+            _serve(port).close()  # raises if the port is taken, where JAX would abort
+        jax.distributed.initialize(
+            *(launch.coordinator, launch.processes, launch.process),
+            cluster_detection_method="deactivate" if launch.coordinator else None,
+            initialization_timeout=JOIN_SECONDS + 60,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        )
 
 
 def _port_of_first(launch: Launch) -> int | None:

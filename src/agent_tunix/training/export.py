@@ -27,7 +27,7 @@ from safetensors.numpy import save_file
 from agent_tunix.config import output_folders
 from agent_tunix.config.resumed import made_of
 from agent_tunix.config.schema import Config, ExportConfig
-from agent_tunix.errors import UserError, ended_as_by_interrupts
+from agent_tunix.errors import UserError
 from agent_tunix.models.checkpoints import safetensors
 from agent_tunix.models.checkpoints.hub import KAGGLE, find_checkpoint, is_remote
 from agent_tunix.models.checkpoints.loading import save_tensors, stacked_tensor
@@ -35,6 +35,7 @@ from agent_tunix.models.lora import Adapters, Trainable, huggingface_name
 from agent_tunix.models.tokenizer import MODEL, Tokenizer
 from agent_tunix.models.tokenizer_files import tokenizer_files
 from agent_tunix.training import loading
+from agent_tunix.training.guard import ended_as_by_interrupts
 from agent_tunix.training.progress import say
 from agent_tunix.training.run_folder import claimed
 

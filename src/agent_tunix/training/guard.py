@@ -7,11 +7,14 @@ An update whose loss, gradient, size or KL divergence is out of hand is computed
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from agent_tunix import signals
 from agent_tunix.console import send_nowhere
 from agent_tunix.engine.update import UpdateStats
 
@@ -34,20 +37,16 @@ def fault_of(stats: UpdateStats, max_kl: float) -> str | None:
 
 
 class Interruption:
-    """Turns the first SIGINT or SIGTERM into a request to stop after the current batch; a second one acts as usual.
-
-    So does SIGHUP, that of a terminal that is closed, unless the process is to outlive it (`nohup`). It may come twice, from
-    the system and from a shell, and nothing can be written to the terminal any more.
-    """
+    """Turns the first signal to stop into a request to stop after the current batch; a second one is a Ctrl-C."""
 
     requests = 0  # of this process, so far
 
     def __enter__(self) -> Interruption:
         self.requested = False
-        self._terminals = [output for output in OUTPUTS if os.isatty(output)]
+        self._terminals = _terminals()
         outlives = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        signals = (signal.SIGINT, signal.SIGTERM, *([] if outlives else [signal.SIGHUP]))
-        self._previous: dict[int, Any] = {number: signal.signal(number, self._request) for number in signals}
+        asked = (signal.SIGINT, signal.SIGTERM, *([] if outlives else [signal.SIGHUP]))
+        self._previous: dict[int, Any] = {number: signal.signal(number, self._request) for number in asked}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -57,7 +56,31 @@ class Interruption:
     def _request(self, number: int, _: object) -> None:
         self.requested = True
         Interruption.requests += 1
-        self.__exit__()
+        for other in self._previous:
+            signal.signal(other, signal.default_int_handler)
         if number == signal.SIGHUP:
-            signal.signal(number, signal.SIG_IGN)
-            send_nowhere(*self._terminals)
+            _hung_up(self._terminals)
+
+
+@contextlib.contextmanager
+def ended_as_by_interrupts() -> Iterator[None]:
+    """Signals to stop act as Ctrl-C does in Python, so that what was begun is tidied up."""
+    terminals = _terminals()
+
+    def interrupt(number: int, frame: Any) -> None:
+        if number == signal.SIGHUP:
+            _hung_up(terminals)
+        signal.default_int_handler(number, frame)
+
+    with signals.heeded_by(interrupt):
+        yield
+
+
+def _terminals() -> list[int]:
+    return [output for output in OUTPUTS if os.isatty(output)]
+
+
+def _hung_up(terminals: Sequence[int]) -> None:
+    """SIGHUP may come twice, from the system and from a shell, and nothing can be written to the terminal any more."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    send_nowhere(*terminals)

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -77,10 +78,12 @@ def run(
     """`run_training.py`: trains, or continues the run in `path`; returns the summary that it also writes there."""
     loading.refuse_others(path, "config.yaml")
     loading.start_device(partial(say, console))
-    with Interruption() as interruption, Bars(console) as bars:
-        r = prepare(cfg, Loaded(), bars.notice, overrides, origin, advisor)
-        outcome = training(r, path, bars.display("training", r.plan.total_steps), interruption)
-    print_summary(console, path, outcome.summary, outcome.before, outcome.after)
+    with contextlib.ExitStack() as to_the_end:
+        with Bars(console) as bars:
+            r = prepare(cfg, Loaded(), bars.notice, overrides, origin, advisor)
+            interruption = to_the_end.enter_context(Interruption())  # before, there is nothing to save
+            outcome = training(r, path, bars.display("training", r.plan.total_steps), interruption)
+        print_summary(console, path, outcome.summary, outcome.before, outcome.after)
     return outcome.summary
 
 

@@ -42,6 +42,23 @@ def test_a_closed_terminal_is_a_request_to_stop_unless_it_is_to_be_outlived(hand
     assert (tmp_path / "left").read_text() == str(stops)
 
 
+@pytest.mark.parametrize("second", ["SIGINT", "SIGTERM"])
+def test_a_second_request_ends_a_run_as_ctrl_c_does_in_python(second):
+    code = f"""
+import signal
+from agent_tunix.training.guard import Interruption
+try:
+    with Interruption() as interruption:
+        signal.raise_signal(signal.SIGTERM)
+        print(interruption.requested)
+        signal.raise_signal(signal.{second})
+except KeyboardInterrupt:
+    print("tidied up")
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (0, "True\ntidied up\n")
+
+
 def test_what_is_printed_to_a_closed_terminal_does_not_end_the_run(tmp_path):
     code = COMMAND.format(handler="DFL", work=ON_A_TERMINAL)
     assert subprocess.run([sys.executable, "-c", CLOSES_ITS_TERMINAL, code, tmp_path / "left"]).returncode == 0

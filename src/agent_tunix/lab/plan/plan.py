@@ -39,6 +39,7 @@ from agent_tunix.training import loading
 from agent_tunix.training.data import load_splits, load_task, refuse_unknown_tokens, with_demonstrations
 from agent_tunix.training.horizon import Plan, coefficients, make_plan, too_few
 from agent_tunix.training.progress import say
+from agent_tunix.training.run_folder import replace_text
 from agent_tunix.types import Record
 
 USABLE = 0.92  # of a card's memory; the rest goes to the runtime and to fragments
@@ -83,7 +84,7 @@ def run(cfg: Config, output: Path, console: Console, origin: Origin = OWN) -> Re
     output.mkdir(parents=True, exist_ok=True)
     picture = output / "learning_rate.svg"
     title = f"{cfg.scheduler.scheduler_name}, peak {cfg.optimizer.learning_rate:g}"
-    picture.write_text(as_svg(rates, title, plan.total_steps))
+    replace_text(picture, as_svg(rates, title, plan.total_steps))
     _show(record, rates, picture, console)
     return record
 

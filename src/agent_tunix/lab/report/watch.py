@@ -22,6 +22,7 @@ from agent_tunix.errors import UserError, named, said
 from agent_tunix.lab.report.contents import contents, kind_of
 from agent_tunix.lab.report.page import data_of, page_of
 from agent_tunix.lab.report.verdict import Verdict
+from agent_tunix.training.guard import ended_as_by_interrupts
 from agent_tunix.training.progress import say
 from agent_tunix.types import Record
 
@@ -42,7 +43,8 @@ def main(arguments: Sequence[str], console: Console) -> None:
         if not folder.exists():
             say(console, "There is no such folder yet: the page fills once a run begins there.")
         try:
-            server.serve_forever()
+            with ended_as_by_interrupts():
+                server.serve_forever()
         except KeyboardInterrupt:
             console.print("")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import socket
 import threading
 from unittest.mock import Mock
@@ -129,11 +130,12 @@ def test_mistakes_are_answered_without_a_traceback(command, arguments):
     assert "usage" in outcome.err
 
 
-def test_ctrl_c_ends_it_quietly(command, write_run, tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_it_quietly(command, write_run, tmp_path, monkeypatch, number):
     write_run(tmp_path / "run")
 
     def interrupted(server):
-        raise KeyboardInterrupt
+        signal.raise_signal(number)
 
     monkeypatch.setattr(watch.Server, "serve_forever", interrupted)
     outcome = command("watch", "run")
