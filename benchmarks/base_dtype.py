@@ -17,10 +17,10 @@ import numpy as np
 from shipped import architecture
 
 from agent_tunix.environments.stream import left_pad
+from agent_tunix.models.architecture import Architecture, Weights
 from agent_tunix.models.checkpoints.hub import find_checkpoint
 from agent_tunix.models.checkpoints.loading import init_weights, load_weights, quantised, read_architecture
 from agent_tunix.models.families import gemma3
-from agent_tunix.models.families.gemma3 import Architecture, Weights
 from agent_tunix.models.tokenizer import load_tokenizer
 
 TEXTS = (

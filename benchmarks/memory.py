@@ -24,8 +24,8 @@ from agent_tunix.environments.stream import left_pad
 from agent_tunix.kernels import device
 from agent_tunix.lab.plan.memory import Shapes, estimate
 from agent_tunix.models import lora
+from agent_tunix.models.architecture import Architecture, Weights
 from agent_tunix.models.checkpoints.loading import weight_shapes
-from agent_tunix.models.families.gemma3 import Architecture, Weights
 from agent_tunix.models.sharding import mesh_of_sizes
 from agent_tunix.types import Batch
 

@@ -21,17 +21,17 @@ from shipped import architecture
 
 from agent_tunix.engine import compiler_options
 from agent_tunix.environments.stream import left_pad
-from agent_tunix.kernels.token import token_kernel
 from agent_tunix.models import decoding, lora
+from agent_tunix.models.architecture import Architecture
 from agent_tunix.models.checkpoints.loading import init_weights
 from agent_tunix.models.families import gemma3
 
 S, SLOTS, RANK, REPEATS = 256, 512, 32, 5
 FEW, MANY = 1, 500  # tokens; what the two take apart is that of the tokens between
-WAYS = {"forward pass": decoding._by_forward, "kernels": decoding._by_kernels, "one kernel": token_kernel.start}
+WAYS = {"forward pass": decoding._by_forward, "kernels": decoding._by_kernels, "one kernel": decoding.by_token_kernel}
 
 
-def reading(way: Callable, arch: gemma3.Architecture, rows: int, group: int) -> Callable:
+def reading(way: Callable, arch: Architecture, rows: int, group: int) -> Callable:
     """A program that reads so many tokens one after another, and returns the last hidden states."""
 
     def read_all(weights, members, prompts, count):

@@ -16,7 +16,7 @@ from shipped import architecture
 
 from agent_tunix.algorithm.logprobs import LOGITS_BUDGET
 from agent_tunix.lab.plan import memory
-from agent_tunix.models.families.gemma3 import Architecture
+from agent_tunix.models.architecture import Architecture
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, module_shape
 
 MACHINE = 8  # devices that are joined by the fast links

@@ -6,7 +6,7 @@ from omegaconf import OmegaConf
 
 from agent_tunix.config.load import config_folder
 from agent_tunix.config.schema import ModelSection
-from agent_tunix.models.families.gemma3 import Architecture
+from agent_tunix.models.architecture import Architecture
 from agent_tunix.training import loading
 
 

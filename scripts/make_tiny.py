@@ -31,8 +31,8 @@ from agent_tunix.environments import arithmetic, rewards
 from agent_tunix.environments.stream import left_pad, right_pad
 from agent_tunix.models import chat
 from agent_tunix.models import tokenizer as tk
+from agent_tunix.models.architecture import Architecture
 from agent_tunix.models.checkpoints.loading import init_weights, save_weights
-from agent_tunix.models.families.gemma3 import Architecture
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.models.tokenizer_files import tokenizer_files
 from agent_tunix.types import Batch

@@ -21,7 +21,7 @@ from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine.update import init_state, update
 from agent_tunix.errors import UserError
-from agent_tunix.models.families.gemma3 import Architecture, Layers, Weights
+from agent_tunix.models.architecture import Architecture, Layers, Weights
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, init_adapters, masters, module_shape
 from agent_tunix.training.horizon import coefficients, hyperparameters, make_plan
 from agent_tunix.types import Batch, Prompts

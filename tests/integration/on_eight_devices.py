@@ -23,10 +23,10 @@ from agent_tunix.engine.update import init_state, update
 from agent_tunix.kernels import top_k
 from agent_tunix.kernels.mesh import by_rows
 from agent_tunix.lab.plan.memory import Shapes, held_adapters, held_base, held_bytes
+from agent_tunix.models.architecture import Architecture, Layers, Weights
 from agent_tunix.models.checkpoints.hub import find_checkpoint
 from agent_tunix.models.checkpoints.loading import load_weights
 from agent_tunix.models.checkpoints.safetensors import read_architecture
-from agent_tunix.models.families.gemma3 import Architecture, Layers, Weights
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, Adapters, masters, module_shape
 from agent_tunix.models.sharding import mesh_of_sizes, on_mesh_of, place
 from agent_tunix.training import loading

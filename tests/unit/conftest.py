@@ -14,9 +14,8 @@ from hypothesis import settings
 from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.models import lora
+from agent_tunix.models.architecture import Architecture, Layers, Segment, Weights
 from agent_tunix.models.checkpoints.loading import init_weights
-from agent_tunix.models.families import gemma3
-from agent_tunix.models.families.gemma3 import Architecture, Layers, Weights
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, Adapters, module_shape
 from agent_tunix.training import loading
 from agent_tunix.types import Prompts
@@ -118,7 +117,7 @@ def reading_for_gpu(lowered_for_gpu):
         modules = lora.select_modules("_proj", arch.num_layers)
         own = [jax.eval_shape(lambda: lora.init_adapters(jax.random.key(0), arch, modules, 32, 32.0))] * policies
         kv = shape((arch.num_layers, prompts, 100, arch.num_kv_heads, arch.head_dim), jnp.bfloat16)
-        prompt = gemma3.Segment(kv, kv, shape((prompts, 100), jnp.int32))
+        prompt = Segment(kv, kv, shape((prompts, 100), jnp.int32))
 
         def read_one(weights, own, prompt, tokens_B):
             cache, read = way(weights, lora.stack(own), arch, prompt, GROUP, 70)

@@ -23,7 +23,7 @@ from agent_tunix.engine.ahead_of_time import Program
 from agent_tunix.engine.batch import cut_to, widened
 from agent_tunix.engine.sampler import Draw, Sampling, prepare, sample
 from agent_tunix.engine.update import UpdateStats, batch_logprobs, gradients_together, update, update_one_of
-from agent_tunix.models.families.gemma3 import Architecture, Weights
+from agent_tunix.models.architecture import Architecture, Weights
 from agent_tunix.models.lora import Adapters, Trainable
 from agent_tunix.models.sharding import on_mesh_of
 from agent_tunix.types import Batch, Rollouts, TrainState

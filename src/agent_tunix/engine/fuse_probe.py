@@ -14,8 +14,8 @@ from agent_tunix.engine import compiler_options
 from agent_tunix.engine.ahead_of_time import Program
 from agent_tunix.engine.calls import ProgramCall
 from agent_tunix.models import lora
+from agent_tunix.models.architecture import Architecture, Weights
 from agent_tunix.models.families import gemma3
-from agent_tunix.models.families.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters, Trainable
 
 

@@ -21,8 +21,8 @@ from agent_tunix.engine import compiler_options
 from agent_tunix.kernels.draw import draw_tokens
 from agent_tunix.kernels.mesh import EVERYWHERE, by_rows, cut
 from agent_tunix.models import decoding, lora
+from agent_tunix.models.architecture import Architecture, Weights
 from agent_tunix.models.families import gemma3
-from agent_tunix.models.families.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters
 from agent_tunix.types import Prompts, Rollouts, pytree
 

@@ -23,8 +23,8 @@ from agent_tunix.algorithm.objectives import Coefficients, LossForm, LossStats, 
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine import compiler_options
 from agent_tunix.kernels.mesh import cut
+from agent_tunix.models.architecture import Architecture, Weights
 from agent_tunix.models.families import gemma3
-from agent_tunix.models.families.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import Adapters, Trainable, policy_of, stack
 from agent_tunix.models.sharding import keep_in_place
 from agent_tunix.types import Batch, Prompts, TrainState, pytree

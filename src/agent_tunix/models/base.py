@@ -9,7 +9,7 @@ from functools import cached_property
 from jax.sharding import Mesh
 
 from agent_tunix.errors import UserError
-from agent_tunix.models.families.gemma3 import Architecture, Weights
+from agent_tunix.models.architecture import Architecture, Weights
 from agent_tunix.models.sharding import mesh_of
 from agent_tunix.models.tokenizer import Tokenizer
 

@@ -2,7 +2,7 @@
 
 There are three ways. The first, for any device or mesh, is `gemma3.forward` with sequences of one token. On one NVIDIA
 Hopper GPU that is mostly the launching of hundreds of small kernels; there a narrow model with few sequences is read by one
-kernel for all layers (token_kernel.py), and others by eight kernels a layer, with layers unrolled. These read weights and
+kernel for all layers (kernels/token), and others by eight kernels a layer, with layers unrolled. These read weights and
 adapters in a layout of their own, made once a rollout. All three compute what the update computes: what samples is what is
 trained, for one policy and for several over the same base. The first way also reads a quantised base, as a layout of all its
 weights would be as large as the base that was not to be held, and a base whose layers the device cannot hold twice.
@@ -10,6 +10,7 @@ weights would be as large as the base that was not to be held, and a base whose 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +23,8 @@ from agent_tunix.kernels.matmul import LEAST_RANK, LEAST_TILE, Product
 from agent_tunix.kernels.norm_rope import both_halves, rms_norm
 from agent_tunix.kernels.token import token_kernel
 from agent_tunix.models import lora
+from agent_tunix.models.architecture import Architecture, Segment, Weights
 from agent_tunix.models.families import gemma3
-from agent_tunix.models.families.gemma3 import Architecture, Segment, Weights
 from agent_tunix.models.lora import Adapters
 from agent_tunix.models.quantization import Quantised
 from agent_tunix.types import pytree
@@ -60,16 +61,16 @@ def prepare(
 ) -> None:
     """Has what `start` will compile for prompts of that shape, [P, S], compiled beforehand; weights may be shapes."""
     (P, S), policies = prompts, lora.policies_of(adapters)
-    if _way(weights, adapters, arch, P * group) is token_kernel.start:
-        token_kernel.compiled(arch, policies, P // policies, group, S, slots)
+    if _way(weights, adapters, arch, P * group) is by_token_kernel:
+        token_kernel.compiled(token_shapes(arch), policies, P // policies, group, S, slots)
 
 
 def _way(weights: Weights, adapters: Adapters | None, arch: Architecture, sequences: int) -> Way:
     if not _takes_kernels(weights):
         return _by_forward
     policies = lora.policies_of(adapters)
-    if token_kernel.serves(arch, lora.rank_of(adapters), policies, sequences // policies):
-        return token_kernel.start
+    if token_kernel.serves(token_shapes(arch), lora.rank_of(adapters), policies, sequences // policies):
+        return by_token_kernel
     return _by_kernels if _kernels_serve(weights, _filled_rank(adapters)) else _by_forward
 
 
@@ -112,6 +113,30 @@ def _by_forward(weights, adapters, arch, prompt, group, slots) -> tuple[Segment,
     return gemma3.empty_segment(arch, len(first_B), slots, weights.embed_VD.dtype), read
 
 
+def token_shapes(arch: Architecture) -> token_kernel.Shapes:
+    """What the kernel for all layers has to know of a model."""
+    of_arch = {f.name: getattr(arch, f.name) for f in dataclasses.fields(token_kernel.Shapes)}
+    return token_kernel.Shapes(**of_arch | {"is_global": tuple(arch.is_global().tolist())})
+
+
+def by_token_kernel(weights, adapters, arch, prompt, group, slots) -> tuple[Cache, Read]:
+    w, rank = weights.layers, token_kernel.RANK
+    around = w.input_norm, w.post_attention_norm, w.pre_feedforward_norm, w.post_feedforward_norm
+    norms = token_kernel.Norms(*around, w.q_norm, w.k_norm, weights.final_norm_D)
+    names = (name for names in PRODUCTS.values() for name in names)
+    matrices = {name: getattr(w, name) for name in names}
+    modules = {name: (w_LEU, *lora.filled_pair(adapters, name, w_LEU, rank)) for name, w_LEU in matrices.items()}
+    angles_TAN = _angles(arch, prompt.keys_LBSKN.shape[2] + slots)
+    read = prompt.keys_LBSKN, prompt.values_LBSKN, prompt.positions_BS[:, -1] + 1
+    return token_kernel.start(token_shapes(arch), weights.embed_VD, norms, modules, angles_TAN, read, group, slots)
+
+
+def _angles(arch: Architecture, places: int) -> jax.Array:
+    """Cosines and sines of local and then of global layers: one array, so that looking up a token's is one kernel."""
+    rotations = gemma3.rotations(arch, jnp.arange(places))
+    return jnp.stack([x_TN for pair in rotations for x_TN in both_halves(*pair)], axis=1)
+
+
 @pytree
 class _Layer:
     """What the kernels read of one layer."""
@@ -135,9 +160,7 @@ def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) 
     static = {"tile": tile * sharing, "interpret": interpret}
     prompt_slots = prompt.keys_LBSKN.shape[2]
     S = decode_attention.whole_tiles(prompt_slots)
-    rotations = gemma3.rotations(arch, jnp.arange(prompt_slots + slots))
-    angles = [x_TN for pair in rotations for x_TN in both_halves(*pair)]
-    angles_TAN = jnp.stack(angles, axis=1)  # one array, so that looking up a token's angles is one kernel
+    angles_TAN = _angles(arch, prompt_slots + slots)
 
     def read(cache, tokens_B, slot, done_B):
         del done_B  # what a finished sequence reads is of no use, and no one else sees it

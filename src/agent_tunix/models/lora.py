@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from agent_tunix.kernels.low_rank import adding_pays
-from agent_tunix.models.families.gemma3 import Architecture, Weights
+from agent_tunix.models.architecture import Architecture, Weights
 from agent_tunix.types import pytree, static
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -15,7 +15,7 @@ import math
 import typing
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -25,9 +25,7 @@ from agent_tunix.config.mesh_shape import AXES, PARTED_BY_TP, Sizes, fitting_sha
 from agent_tunix.config.schema import ModelSection
 from agent_tunix.errors import UserError
 from agent_tunix.kernels.mesh import EVERYWHERE, Cut, fitting, several_devices
-
-if TYPE_CHECKING:
-    from agent_tunix.models.families.gemma3 import Architecture, Weights
+from agent_tunix.models.architecture import Architecture, Weights
 
 Tree = TypeVar("Tree")
 IN_OUT: Mapping[str, tuple[str, str]] = {  # what cuts the input and the output of a matrix

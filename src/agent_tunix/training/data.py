@@ -16,8 +16,8 @@ from agent_tunix.environments.arithmetic import how_many
 from agent_tunix.environments.stream import Example, arithmetic_rows, tokenize
 from agent_tunix.environments.tables import Row, RowFormat, held_out_apart, read_rows
 from agent_tunix.errors import UserError
+from agent_tunix.models.architecture import Architecture
 from agent_tunix.models.chat import demonstration
-from agent_tunix.models.families.gemma3 import Architecture
 from agent_tunix.models.tokenizer import Tokenizer
 
 Notice = Callable[[str], None]

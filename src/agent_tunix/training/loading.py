@@ -25,10 +25,10 @@ from agent_tunix.engine.random_keys import Purpose, step_key
 from agent_tunix.engine.sampler import Sampling
 from agent_tunix.engine.update import evaluation_trainable, init_state
 from agent_tunix.errors import UserError
+from agent_tunix.models.architecture import Architecture, Weights
 from agent_tunix.models.base import Model
 from agent_tunix.models.checkpoints.hub import find_checkpoint
 from agent_tunix.models.checkpoints.loading import open_weights, quantised, read_architecture, weight_shapes
-from agent_tunix.models.families.gemma3 import Architecture, Weights
 from agent_tunix.models.lora import (
     ATTENTION,
     FEED_FORWARD,

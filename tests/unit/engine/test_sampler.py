@@ -12,8 +12,8 @@ from agent_tunix.engine import sampler
 from agent_tunix.engine.sampler import Draw, Sampling, sample
 from agent_tunix.engine.update import completion_logprobs
 from agent_tunix.kernels import attention, device, nvrtc
+from agent_tunix.models.architecture import Architecture
 from agent_tunix.models.checkpoints.loading import init_weights
-from agent_tunix.models.families.gemma3 import Architecture
 from agent_tunix.models.lora import init_adapters
 from agent_tunix.types import Prompts
 

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from agent_tunix.algorithm.optimizers import ALGORITHMS
 from agent_tunix.engine.update import init_state
+from agent_tunix.kernels import mesh as kernel_mesh
 from agent_tunix.models import sharding
 from agent_tunix.models.lora import masters
 
@@ -30,16 +31,16 @@ def specs(tree, arch, sizes) -> dict[str, tuple[tuple[int, ...], P]]:
 def test_every_cut_divides_its_axis_and_heads_stay_whole(sizes, arch, weights, adapters):
     for path, (shape, spec) in specs((weights, adapters), arch, sizes).items():
         for length, wanted in zip(shape, spec, strict=False):
-            parts = math.prod(sizes[axis] for axis in sharding._axes(wanted))
+            parts = math.prod(sizes[axis] for axis in kernel_mesh._axes(wanted))
             assert length % parts == 0, path
             if "k_proj" in path or "v_proj" in path:
-                assert "tp" not in sharding._axes(wanted) or arch.num_kv_heads % sizes["tp"] == 0, path
+                assert "tp" not in kernel_mesh._axes(wanted) or arch.num_kv_heads % sizes["tp"] == 0, path
 
 
 def test_the_table(arch, weights, adapters):
     found = specs(weights, arch, {"fsdp": 2, "tp": 2}) | specs(adapters, arch, {"fsdp": 2, "tp": 2})
     cuts = {
-        path: tuple("+".join(sharding._axes(wanted)) for wanted in (*spec, *[None] * (len(shape) - len(spec))))
+        path: tuple("+".join(kernel_mesh._axes(wanted)) for wanted in (*spec, *[None] * (len(shape) - len(spec))))
         for path, (shape, spec) in found.items()
     }
     for name in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
@@ -97,7 +98,7 @@ def test_moments_lie_where_their_parameters_lie(optimizer, trained, arch, weight
 
 def test_on_one_device_and_outside_of_a_mesh_nothing_is_cut(weights):
     with sharding.on_mesh_of(weights):
-        assert sharding.cut(weights.embed_VD, "fsdp") is weights.embed_VD
+        assert kernel_mesh.cut(weights.embed_VD, "fsdp") is weights.embed_VD
     with jax.set_mesh(sharding.mesh_of_sizes()):
-        assert sharding.cut(weights.embed_VD, "fsdp") is weights.embed_VD
-        assert sharding.by_rows(lambda x: x, weights.embed_VD) is weights.embed_VD
+        assert kernel_mesh.cut(weights.embed_VD, "fsdp") is weights.embed_VD
+        assert kernel_mesh.by_rows(lambda x: x, weights.embed_VD) is weights.embed_VD

@@ -11,9 +11,10 @@ those of each policy filled up to whole teams; T positions in a sequence; n any 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jax
@@ -21,11 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from agent_tunix.kernels import device, matmul, nvrtc
-from agent_tunix.kernels.norm_rope import both_halves
-from agent_tunix.models import lora
-from agent_tunix.models.families import gemma3
-from agent_tunix.models.families.gemma3 import Architecture, Segment, Weights
-from agent_tunix.models.lora import Adapters
 
 FOLDER = Path(__file__).parent
 ROWS, HEAD, KEYS = 16, 256, 16  # sequences of a team, size of a head, keys of a tile
@@ -45,64 +41,110 @@ Cache = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 Read = Callable[[Cache, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Cache]]
 
 
-def serves(arch: Architecture, rank: int, policies: int, sequences: int) -> bool:
+@dataclasses.dataclass(frozen=True)
+class Shapes:
+    """The sizes of a model that the kernel is compiled for, and how its layers see and scale."""
+
+    num_layers: int
+    embed_dim: int
+    hidden_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    sliding_window: int
+    is_global: tuple[bool, ...]  # for each layer, whether it sees beyond the window
+    query_scale: float
+    norm_eps: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Norms:
+    """Scales of the norms of all layers, [L, D] around their halves and [L, N] of heads; and of the last one."""
+
+    before_attention: jax.Array
+    after_attention: jax.Array
+    before_feedforward: jax.Array
+    after_feedforward: jax.Array
+    queries: jax.Array
+    keys: jax.Array
+    final_D: jax.Array
+
+
+Module = tuple[jax.Array, jax.Array, jax.Array]  # W [L, E, U], and A [L, M, E, RANK] and B [L, M, RANK, U] of all policies
+
+
+def serves(shapes: Shapes, rank: int, policies: int, sequences: int) -> bool:
     """Whether the kernel serves such a model and so many sequences of each policy, and is faster than others there."""
-    if rank > RANK or arch.embed_dim not in WIDTHS or arch.hidden_dim % (32 * WARPS) or arch.head_dim != HEAD:
+    if rank > RANK or shapes.embed_dim not in WIDTHS or shapes.hidden_dim % (32 * WARPS) or shapes.head_dim != HEAD:
         return False
-    if arch.num_heads > MOST_PIECES or arch.num_heads // arch.num_kv_heads > WARPS - 2 or arch.num_layers > MOST_LAYERS:
+    if (
+        shapes.num_heads > MOST_PIECES
+        or shapes.num_heads // shapes.num_kv_heads > WARPS - 2
+        or shapes.num_layers > MOST_LAYERS
+    ):
         return False
     teams, most = policies * _teams(sequences), device.multiprocessors()
-    if teams > MOST_TEAMS or teams * _layer_bytes(arch) > MOST_BYTES or teams * _down_shares(arch) > most:
+    if teams > MOST_TEAMS or teams * _layer_bytes(shapes) > MOST_BYTES or teams * _down_shares(shapes) > most:
         return False
     return not _shared() and nvrtc.serves()
 
 
 def start(
-    weights: Weights, adapters: Adapters | None, arch: Architecture, prompt: Segment, group: int, slots: int
+    shapes: Shapes,
+    embed_VD: jax.Array,
+    norms: Norms,
+    modules: Mapping[str, Module],
+    angles_TAN: jax.Array,
+    prompt: tuple[jax.Array, jax.Array, jax.Array],
+    group: int,
+    slots: int,
 ) -> tuple[Cache, Read]:
-    """As `decoding.start`: the cache is keys and values, counters, and the words that blocks leave for each other."""
-    policies, lengths_P, S = lora.policies_of(adapters), prompt.positions_BS[:, -1] + 1, prompt.keys_LBSKN.shape[2]
+    """As `decoding.start`: the cache is keys and values, counters, and the words that blocks leave for each other.
+
+    `prompt` are keys and values, [L, P, S, K, N], and lengths of the prompts of all policies, of which each has a `group`.
+    """
+    keys_LPSKN, values_LPSKN, lengths_P = prompt
+    policies, S = modules["q_proj"][1].shape[1], keys_LPSKN.shape[2]
     prompts = len(lengths_P) // policies
-    ptx, cut = compiled(arch, policies, prompts, group, S, slots)
+    ptx, cut = compiled(shapes, policies, prompts, group, S, slots)
     teams, rows = cut["TEAMS"], cut["TEAMS_EACH"] * ROWS
-    angles = [x_TN for pair in gemma3.rotations(arch, jnp.arange(S + slots)) for x_TN in both_halves(*pair)]
-    constants = [jnp.stack(angles, axis=1), *_norms(weights, arch), *_matrices(weights, adapters, cut["DOWN_Z"])]
+    constants = [angles_TAN, *_norms(norms), *_matrices(modules, cut["DOWN_Z"])]
     launch = {"grid": teams * cut["BLOCKS"], "threads": 2 * 32 * WARPS, "shared_bytes": SHARED_BYTES}
 
     def read(cache, tokens_B, slot, done_B):
         del done_B  # what a finished sequence reads is of no use, and no one else sees it
         tokens_R = matmul.filled(tokens_B, policies, rows)
         places = jnp.asarray(slot, jnp.int32)[None], lengths_P.astype(jnp.int32)
-        given = (weights.embed_VD, tokens_R.astype(jnp.int32), *places, *constants, *cache)
+        given = (embed_VD, tokens_R.astype(jnp.int32), *places, *constants, *cache)
         made = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cache]
-        made.append(jax.ShapeDtypeStruct((policies * rows, arch.embed_dim), weights.embed_VD.dtype))
+        made.append(jax.ShapeDtypeStruct((policies * rows, shapes.embed_dim), embed_VD.dtype))
         kept = {len(given) - len(cache) + n: n for n in range(len(cache))}
         *cache, hidden_RD = nvrtc.call("token", ptx, given, made, kept, **launch)
         return hidden_RD.reshape(policies, rows, -1)[:, : prompts * group].reshape(len(tokens_B), -1), tuple(cache)
 
     counters = jnp.zeros((teams, COUNTERS, APART), jnp.int32)
-    words = jnp.full((2, teams, arch.num_layers, cut["LAYER_WORDS"]), MISSING)
-    return (*_tiles(prompt, policies * rows, slots), counters, words), read
+    words = jnp.full((2, teams, shapes.num_layers, cut["LAYER_WORDS"]), MISSING)
+    return (*_tiles(keys_LPSKN, values_LPSKN, policies * rows, slots), counters, words), read
 
 
 def compiled(
-    arch: Architecture, policies: int, prompts: int, group: int, longest: int, slots: int
+    shapes: Shapes, policies: int, prompts: int, group: int, longest: int, slots: int
 ) -> tuple[str, dict[str, int]]:
     """The kernel for so many policies, prompts of each and sequences of a prompt, and how it cuts its work."""
     each = _teams(prompts * group)
     blocks = device.multiprocessors() // (policies * each)
     cut = {"POLICIES": policies, "PROMPTS": prompts, "GROUP": group, "TEAMS": policies * each, "TEAMS_EACH": each}
-    cut |= {"PROMPT_TILES": -(-longest // KEYS), "OWN_TILES": -(-slots // KEYS), "BLOCKS": blocks, **cuts(arch, blocks)}
-    return nvrtc.compiled((FOLDER / "token.cu").read_text(), {**_macros(arch), **cut}, FOLDER), cut
+    cut |= {"PROMPT_TILES": -(-longest // KEYS), "OWN_TILES": -(-slots // KEYS), "BLOCKS": blocks, **cuts(shapes, blocks)}
+    return nvrtc.compiled((FOLDER / "token.cu").read_text(), {**_macros(shapes), **cut}, FOLDER), cut
 
 
 def _teams(sequences: int) -> int:
     return -(-sequences // ROWS)
 
 
-def _layer_bytes(arch: Architecture) -> int:
-    heads = (2 * arch.num_heads + 2 * arch.num_kv_heads) * HEAD
-    return 2 * arch.embed_dim * (heads + 3 * arch.hidden_dim)
+def _layer_bytes(shapes: Shapes) -> int:
+    heads = (2 * shapes.num_heads + 2 * shapes.num_kv_heads) * HEAD
+    return 2 * shapes.embed_dim * (heads + 3 * shapes.hidden_dim)
 
 
 def _shared() -> bool:
@@ -110,18 +152,18 @@ def _shared() -> bool:
     return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
 
 
-def _macros(arch: Architecture) -> dict[str, int | str]:
+def _macros(shapes: Shapes) -> dict[str, int | str]:
     return {
-        "LAYERS": arch.num_layers,
-        "WIDTH": arch.embed_dim,
-        "HIDDEN": arch.hidden_dim,
-        "HEADS": arch.num_heads,
-        "KV_HEADS": arch.num_kv_heads,
-        "WINDOW": arch.sliding_window,
-        "GLOBALS": f"{sum(1 << int(n) for n in np.flatnonzero(arch.is_global()))}ull",
-        "SCALE": f"{arch.query_scale}f",
-        "EPS": f"{arch.norm_eps}f",
-        "EMBEDDED": f"{float(np.asarray(math.sqrt(arch.embed_dim), jnp.bfloat16))}f",
+        "LAYERS": shapes.num_layers,
+        "WIDTH": shapes.embed_dim,
+        "HIDDEN": shapes.hidden_dim,
+        "HEADS": shapes.num_heads,
+        "KV_HEADS": shapes.num_kv_heads,
+        "WINDOW": shapes.sliding_window,
+        "GLOBALS": f"{sum(1 << int(n) for n in np.flatnonzero(shapes.is_global))}ull",
+        "SCALE": f"{shapes.query_scale}f",
+        "EPS": f"{shapes.norm_eps}f",
+        "EMBEDDED": f"{float(np.asarray(math.sqrt(shapes.embed_dim), jnp.bfloat16))}f",
         "ROWS": ROWS,
         "HEAD": HEAD,
         "KEYS": KEYS,
@@ -134,7 +176,7 @@ def _macros(arch: Architecture) -> dict[str, int | str]:
     }
 
 
-def cuts(arch: Architecture, blocks: int) -> dict[str, int]:
+def cuts(shapes: Shapes, blocks: int) -> dict[str, int]:
     """How much of every product a block takes at a time: such that it has the fewest columns, then the fewest rounds."""
     low = RANK // 8
 
@@ -142,7 +184,7 @@ def cuts(arch: Architecture, blocks: int) -> dict[str, int]:
         """Sixteens of columns to a unit, which is of one head."""
 
         def cost(c: int) -> tuple[int, int]:
-            rounds = -(-(arch.num_heads + 2 * arch.num_kv_heads) * (HEAD // 16) // (c * blocks))
+            rounds = -(-(shapes.num_heads + 2 * shapes.num_kv_heads) * (HEAD // 16) // (c * blocks))
             return rounds * c, rounds
 
         return min(_divisors(HEAD // 16), key=cost)
@@ -151,22 +193,22 @@ def cuts(arch: Architecture, blocks: int) -> dict[str, int]:
         """Eights of columns to a unit."""
 
         def cost(n: int) -> tuple[int, int]:
-            rounds = -(-(-(-(arch.embed_dim // 8 + low) // n) * shares) // blocks)
+            rounds = -(-(-(-(shapes.embed_dim // 8 + low) // n) * shares) // blocks)
             return rounds * n, rounds
 
         return min(range(1, WARPS + 1), key=cost)
 
-    qkv, down = sixteens_of_heads(), _down_shares(arch)
-    shares = max(n for n in (1, 2, 4, 8) if n == 1 or ROWS * arch.num_kv_heads * n <= blocks)
-    cut = {"QKV_C": qkv, "QKV_SUB": min(qkv, WARPS // 2), "GATED_SUB": 1 + (arch.hidden_dim // 16 > blocks)}
+    qkv, down = sixteens_of_heads(), _down_shares(shapes)
+    shares = max(n for n in (1, 2, 4, 8) if n == 1 or ROWS * shapes.num_kv_heads * n <= blocks)
+    cut = {"QKV_C": qkv, "QKV_SUB": min(qkv, WARPS // 2), "GATED_SUB": 1 + (shapes.hidden_dim // 16 > blocks)}
     cut |= {"OUT_N": tiles(1), "DOWN_N": tiles(down), "DOWN_Z": down, "SHARES": shares}
-    stage = _stage_bytes(arch, cut)
-    return cut | {"STAGE": stage, "RING": _ring_slots(arch, stage), "LAYER_WORDS": _layer_words(arch, cut)}
+    stage = _stage_bytes(shapes, cut)
+    return cut | {"STAGE": stage, "RING": _ring_slots(shapes, stage), "LAYER_WORDS": _layer_words(shapes, cut)}
 
 
-def _down_shares(arch: Architecture) -> int:
+def _down_shares(shapes: Shapes) -> int:
     """Shares of the sum of "down". They wait for each other, so each has a block of its own."""
-    pieces = arch.hidden_dim // (32 * WARPS)
+    pieces = shapes.hidden_dim // (32 * WARPS)
     return next(shares for shares in _divisors(pieces) if pieces // shares <= MOST_PIECES)
 
 
@@ -174,56 +216,55 @@ def _divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def _layer_words(arch: Architecture, cut: dict[str, int]) -> int:
+def _layer_words(shapes: Shapes, cut: dict[str, int]) -> int:
     """Words that the blocks of a team leave in a layer: pairs of bfloat16, or numbers where sums are cut into shares."""
-    H, K, tiles = arch.num_heads, arch.num_kv_heads, arch.embed_dim // 8 + RANK // 8
-    pairs = ROWS * ((2 * H + 2 * K) * HEAD + arch.hidden_dim) // 2 + (2 * tiles + 5 * RANK // 8) * 64
+    H, K, tiles = shapes.num_heads, shapes.num_kv_heads, shapes.embed_dim // 8 + RANK // 8
+    pairs = ROWS * ((2 * H + 2 * K) * HEAD + shapes.hidden_dim) // 2 + (2 * tiles + 5 * RANK // 8) * 64
     shares, down = cut["SHARES"], cut["DOWN_Z"]
     return pairs + (shares > 1) * ROWS * shares * H * (HEAD // 2 + 1) + (down > 1) * down * tiles * 128
 
 
-def _stage_bytes(arch: Architecture, cut: dict[str, int]) -> int:
+def _stage_bytes(shapes: Shapes, cut: dict[str, int]) -> int:
     """Shared memory that a stage has for itself: for sums of tiles over the warps, or for attention."""
     sums = max(2 * cut["QKV_SUB"], 4 * cut["GATED_SUB"], cut["OUT_N"], cut["DOWN_N"])
-    heads = arch.num_heads // arch.num_kv_heads
+    heads = shapes.num_heads // shapes.num_kv_heads
     attended = heads * (WARPS * (HEAD // PASSES + 4 + 2) + 1)
     return -(-max(sums * WARPS * PIECE, (heads + 1) * (HEAD + 32) * 2 + (HEAD + attended) * 4) // 16) * 16
 
 
-def _ring_slots(arch: Architecture, stage: int) -> int:
+def _ring_slots(shapes: Shapes, stage: int) -> int:
     """How many slots each warp gets of the shared memory that is left beside norms, angles and a stage's own."""
-    beside = stage + 4 * HEAD * 4 + 2 * arch.embed_dim * 2 + 4 * ROWS * WARPS * 4
-    return (SHARED_BYTES - beside - 128) // (WARPS * (arch.embed_dim // (16 * WARPS) * PIECE + 16))
+    beside = stage + 4 * HEAD * 4 + 2 * shapes.embed_dim * 2 + 4 * ROWS * WARPS * 4
+    return (SHARED_BYTES - beside - 128) // (WARPS * (shapes.embed_dim // (16 * WARPS) * PIECE + 16))
 
 
-def _norms(weights: Weights, arch: Architecture) -> tuple[jax.Array, jax.Array]:
+def _norms(norms: Norms) -> tuple[jax.Array, jax.Array]:
     """Scales of norms, by warp: of the one after each half of a layer and of the one before the next half; and of heads.
 
     Nothing comes before the first half: the final norm fills that place, and is not used.
     """
-    w, last_1D = weights.layers, weights.final_norm_D[None]
-    around = jnp.stack([w.input_norm, w.post_attention_norm, w.pre_feedforward_norm, w.post_feedforward_norm], axis=1)
-    norms_nD = jnp.concatenate([last_1D, around.reshape(-1, arch.embed_dim), last_1D]).astype(jnp.bfloat16)
-    scales = norms_nD.reshape(-1, 2, WARPS, arch.embed_dim // WARPS).swapaxes(1, 2)
-    return scales, jnp.stack([w.q_norm, w.k_norm], axis=1).astype(jnp.float32)
+    last_1D = norms.final_D[None]
+    halves = norms.before_attention, norms.after_attention, norms.before_feedforward, norms.after_feedforward
+    around_nD = jnp.stack(halves, axis=1).reshape(-1, last_1D.shape[1])
+    norms_nD = jnp.concatenate([last_1D, around_nD, last_1D]).astype(jnp.bfloat16)
+    scales = norms_nD.reshape(-1, 2, WARPS, last_1D.shape[1] // WARPS).swapaxes(1, 2)
+    return scales, jnp.stack([norms.queries, norms.keys], axis=1).astype(jnp.float32)
 
 
-def _matrices(weights: Weights, adapters: Adapters | None, down_shares: int) -> list[jax.Array]:
+def _matrices(modules: Mapping[str, Module], down_shares: int) -> list[jax.Array]:
     """W, A and B of every product, A and B of every layer and policy."""
 
-    def joined(*modules: str) -> list[jax.Array]:
-        w_LEU = [getattr(weights.layers, module) for module in modules]
-        a_LMEr, b_LMrU = zip(*map(pair, modules, w_LEU), strict=True)
+    def joined(*names: str) -> list[jax.Array]:
+        w_LEU, a_LMEr, b_LMrU = zip(*map(in_one_type, names), strict=True)
         wide = [wide_fragments(jnp.concatenate(x, axis=-1)) for x in (w_LEU, a_LMEr)]
         return [*wide, tall_fragments(jnp.concatenate(b_LMrU, axis=-1), RANK // 32, 1)]
 
-    def tall(module: str, shares: int) -> list[jax.Array]:
-        w_LEU = getattr(weights.layers, module)
-        a_LMEr, b_LMrU = pair(module, w_LEU)
+    def tall(name: str, shares: int) -> list[jax.Array]:
+        w_LEU, a_LMEr, b_LMrU = in_one_type(name)
         return [*(tall_fragments(x, shares, WARPS) for x in (w_LEU, a_LMEr)), tall_fragments(b_LMrU, 1, 1)]
 
-    def pair(module: str, w_LEU: jax.Array) -> list[jax.Array]:
-        return [x.astype(w_LEU.dtype) for x in lora.filled_pair(adapters, module, w_LEU, RANK)]
+    def in_one_type(name: str) -> list[jax.Array]:
+        return [x.astype(modules[name][0].dtype) for x in modules[name]]
 
     qkv, gated = joined("q_proj", "k_proj", "v_proj"), joined("gate_proj", "up_proj")
     return [*qkv, *tall("o_proj", 1), *gated, *tall("down_proj", down_shares)]
@@ -249,7 +290,7 @@ def tall_fragments(w: jax.Array, shares: int, warps: int) -> jax.Array:
     return x.transpose(0, 1, 8, 2, 3, 9, 6, 4, 5, 7).reshape(*lead, -1)
 
 
-def _tiles(prompt: Segment, rows: int, slots: int) -> tuple[jax.Array, jax.Array]:
+def _tiles(keys_LPSKN: jax.Array, values_LPSKN: jax.Array, rows: int, slots: int) -> tuple[jax.Array, jax.Array]:
     """Keys and values in tiles of sixteen keys, as lanes hold them: the prompts', then room for every row's own."""
 
     def tiles(x_LPSKN: jax.Array, split: tuple[int, ...], order: tuple[int, ...]) -> jax.Array:
@@ -260,5 +301,5 @@ def _tiles(prompt: Segment, rows: int, slots: int) -> tuple[jax.Array, jax.Array
         x = x_LnKkN.reshape(*lead, *split).transpose(0, 1, 2, *order).reshape(*lead, KEYS * HEAD)
         return jnp.pad(x, ((0, 0), (0, rows * -(-slots // KEYS)), (0, 0), (0, 0)))
 
-    keys = tiles(prompt.keys_LBSKN, (2, 8, 8, 4, 2, 2, 2), (5, 7, 4, 6, 8, 3, 9))
-    return keys, tiles(prompt.values_LBSKN, (2, 4, 2, 16, 2, 8), (6, 8, 4, 3, 7, 5))
+    keys = tiles(keys_LPSKN, (2, 8, 8, 4, 2, 2, 2), (5, 7, 4, 6, 8, 3, 9))
+    return keys, tiles(values_LPSKN, (2, 4, 2, 16, 2, 8), (6, 8, 4, 3, 7, 5))

@@ -25,8 +25,8 @@ import jax.numpy as jnp
 from agent_tunix.algorithm import optimizers
 from agent_tunix.algorithm.logprobs import LOGITS_BUDGET, odds_rows
 from agent_tunix.kernels.mesh import EVERYWHERE, fitting, share
+from agent_tunix.models.architecture import Architecture
 from agent_tunix.models.decoding import layout_fits
-from agent_tunix.models.families.gemma3 import Architecture
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, module_shape
 from agent_tunix.models.quantization import BLOCK, BYTES, BaseDtype
 from agent_tunix.models.sharding import spec

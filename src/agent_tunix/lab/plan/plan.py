@@ -31,9 +31,9 @@ from agent_tunix.kernels import device
 from agent_tunix.kernels.vocabulary_odds import kernel_is_known
 from agent_tunix.lab.plan import memory
 from agent_tunix.lab.plan.plot import as_svg, in_characters
+from agent_tunix.models.architecture import Architecture
 from agent_tunix.models.checkpoints.hub import is_remote
 from agent_tunix.models.checkpoints.loading import open_tensors
-from agent_tunix.models.families.gemma3 import Architecture
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.training import loading
 from agent_tunix.training.data import load_splits, load_task, refuse_unknown_tokens, with_demonstrations

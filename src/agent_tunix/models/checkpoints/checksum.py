@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from agent_tunix.errors import UserError
-from agent_tunix.models.families.gemma3 import Weights
+from agent_tunix.models.architecture import Weights
 from agent_tunix.models.quantization import Matrix, Quantised
 
 LOOKED_AT = 1000  # values of a matrix that the checksum covers, about

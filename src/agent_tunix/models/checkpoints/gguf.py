@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from agent_tunix.errors import UserError, reading
+from agent_tunix.models.architecture import Architecture
 from agent_tunix.models.checkpoints.safetensors import numeric
-from agent_tunix.models.families.gemma3 import Architecture
 
 BLOCK_ELEMENTS = 2**24  # dequantised at once, so that a large embedding never exists whole in float32
 JOINED = 64  # rows that are dequantised as one where they divide: the library takes 16 at a time, however short

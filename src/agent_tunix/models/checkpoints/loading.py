@@ -24,11 +24,11 @@ from safetensors.numpy import save_file
 
 from agent_tunix.console import Screen
 from agent_tunix.errors import UserError
+from agent_tunix.models.architecture import Architecture, Layers, Weights
 from agent_tunix.models.checkpoints import safetensors
 from agent_tunix.models.checkpoints.checksum import Inspection, finite
 from agent_tunix.models.checkpoints.gguf import GgufFile
 from agent_tunix.models.checkpoints.orbax import OrbaxFolder, is_orbax
-from agent_tunix.models.families.gemma3 import Architecture, Layers, Weights
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, huggingface_name, module_shape
 from agent_tunix.models.quantization import BaseDtype, quantise, quantise_stack
 from agent_tunix.models.sharding import abstract, lay, make_in_place, mesh_of_sizes, spec

@@ -13,7 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from agent_tunix.errors import UserError, calling, reading, said
-from agent_tunix.models.families.gemma3 import Architecture
+from agent_tunix.models.architecture import Architecture
 
 MARKS = ("_METADATA", "manifest.ocdbt")
 LAYOUT = "Gemma 3 in the layout of google-deepmind/gemma"

@@ -18,7 +18,7 @@ import numpy as np
 from safetensors import safe_open
 
 from agent_tunix.errors import UserError, calling, reading, unparsed
-from agent_tunix.models.families.gemma3 import Architecture
+from agent_tunix.models.architecture import Architecture
 
 INDEX = "model.safetensors.index.json"
 GREATEST = 1e12  # of any number that a model has

@@ -10,83 +10,20 @@ its whole group, in the rollout and, with gradients, in the update. Positions de
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from agent_tunix.kernels.attention import Lengths, Reach, attend, attend_groups, attend_to, places_of_groups
 from agent_tunix.kernels.gating import gated
 from agent_tunix.kernels.low_rank import adapted
 from agent_tunix.kernels.mesh import cut
 from agent_tunix.kernels.norm_rope import Placing, rms_norm
+from agent_tunix.models.architecture import Architecture, Segment, Weights
+from agent_tunix.models.lora import Adapters
 from agent_tunix.models.quantization import Matrix, dequantise
-from agent_tunix.types import Prompts, pytree
-
-if TYPE_CHECKING:
-    from agent_tunix.models.lora import Adapters
-
-
-@dataclasses.dataclass(frozen=True)
-class Architecture:
-    """The numbers that tell one Gemma 3 from another; hashable, so it is a compile-time constant."""
-
-    vocab_size: int
-    num_layers: int
-    embed_dim: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    hidden_dim: int
-    sliding_window: int
-    global_every: int
-    query_scale: float
-    rope_local_base: float
-    rope_global_base: float
-    rope_global_factor: float
-    norm_eps: float
-
-    def is_global(self) -> np.ndarray:
-        """For each layer, whether it attends to everything before it."""
-        return np.arange(1, self.num_layers + 1) % self.global_every == 0
-
-
-@pytree
-class Layers:
-    """The weights of all layers, stacked; matrices are [L, in, out], or quantised."""
-
-    input_norm: jax.Array
-    q_proj: Matrix
-    k_proj: Matrix
-    v_proj: Matrix
-    o_proj: Matrix
-    q_norm: jax.Array
-    k_norm: jax.Array
-    post_attention_norm: jax.Array
-    pre_feedforward_norm: jax.Array
-    gate_proj: Matrix
-    up_proj: Matrix
-    down_proj: Matrix
-    post_feedforward_norm: jax.Array
-
-
-@pytree
-class Weights:
-    embed_VD: jax.Array
-    layers: Layers
-    final_norm_D: jax.Array
-
-
-@pytree
-class Segment:
-    """Keys and values of tokens already read, with their positions; -1 is a slot not (yet) in use."""
-
-    keys_LBSKN: jax.Array
-    values_LBSKN: jax.Array
-    positions_BS: jax.Array
+from agent_tunix.types import Prompts
 
 
 def forward(

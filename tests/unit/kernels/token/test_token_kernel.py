@@ -18,9 +18,10 @@ from agent_tunix.environments.stream import left_pad
 from agent_tunix.kernels import device, nvrtc
 from agent_tunix.kernels.token import token_kernel
 from agent_tunix.models import decoding, lora
+from agent_tunix.models.architecture import Architecture
 from agent_tunix.models.checkpoints.loading import init_weights
+from agent_tunix.models.decoding import token_shapes
 from agent_tunix.models.families import gemma3
-from agent_tunix.models.families.gemma3 import Architecture
 
 WARPS = token_kernel.WARPS
 LANE = np.arange(32)
@@ -90,7 +91,9 @@ def test_prompts_end_a_tile_and_leave_room_for_completions(small):
     L, P, S, K, N = small.num_layers, 3, 20, small.num_kv_heads, small.head_dim
     keys = jnp.arange(1, 1 + L * P * S * K * N, dtype=jnp.float32).reshape(L, P, S, K, N)
     prompt = gemma3.Segment(keys, -keys, jnp.zeros((P, S), jnp.int32))
-    for tiles, x in zip(token_kernel._tiles(prompt, rows=16, slots=17), (keys, -keys), strict=True):
+    for tiles, x in zip(
+        token_kernel._tiles(prompt.keys_LBSKN, prompt.values_LBSKN, rows=16, slots=17), (keys, -keys), strict=True
+    ):
         assert tiles.shape == (L, P * 2 + 16 * 2, K, 16 * N)
         found = np.asarray(tiles[:, : P * 2]).reshape(L, P, 2, K, -1)
         for half, slots in enumerate((slice(0, 4), slice(4, 20))):  # of each prompt twelve slots are padding
@@ -110,7 +113,7 @@ def test_prompts_end_a_tile_and_leave_room_for_completions(small):
 def test_every_column_is_some_blocks_and_fits_its_memory(shipped_270m, blocks, heads, hidden, width):
     sizes = {"num_heads": heads[0], "num_kv_heads": heads[1], "hidden_dim": hidden, "embed_dim": width}
     arch = dataclasses.replace(shipped_270m, **sizes)
-    cut = token_kernel.cuts(arch, blocks)
+    cut = token_kernel.cuts(token_shapes(arch), blocks)
     steps = arch.embed_dim // (16 * WARPS)
     assert 2 * max(cut["QKV_SUB"], cut["GATED_SUB"]) <= WARPS  # each sees to a tile
     assert 16 % cut["QKV_C"] == 0  # a unit is of one module
@@ -141,7 +144,7 @@ def test_every_column_is_some_blocks_and_fits_its_memory(shipped_270m, blocks, h
 def test_it_serves_where_it_is_faster(size, rank, policies, sequences, served, shipped, monkeypatch):
     monkeypatch.setattr(nvrtc, "serves", lambda: True)
     monkeypatch.setattr(device, "multiprocessors", lambda: 132)
-    assert token_kernel.serves(shipped(size), rank, policies, sequences) is served
+    assert token_kernel.serves(token_shapes(shipped(size)), rank, policies, sequences) is served
 
 
 @pytest.mark.parametrize(
@@ -150,7 +153,7 @@ def test_it_serves_where_it_is_faster(size, rank, policies, sequences, served, s
 def test_it_leaves_models_alone_that_it_has_no_room_for(odd, shipped_270m, monkeypatch):
     monkeypatch.setattr(nvrtc, "serves", lambda: True)
     monkeypatch.setattr(device, "multiprocessors", lambda: 132)
-    assert not token_kernel.serves(dataclasses.replace(shipped_270m, **odd), 32, 1, 16)
+    assert not token_kernel.serves(token_shapes(dataclasses.replace(shipped_270m, **odd)), 32, 1, 16)
 
 
 @pytest.mark.parametrize(("policies", "served"), [(7, True), (8, False)])
@@ -159,17 +162,17 @@ def test_every_share_of_a_sum_has_a_block_of_its_own(policies, served, shipped_2
     monkeypatch.setattr(nvrtc, "serves", lambda: True)
     monkeypatch.setattr(device, "multiprocessors", lambda: 132)
     arch = dataclasses.replace(shipped_270m, embed_dim=512, hidden_dim=17 * 256)
-    assert token_kernel.cuts(arch, 132 // policies)["DOWN_Z"] == 17
-    assert token_kernel.serves(arch, 32, policies, 16) is served
+    assert token_kernel.cuts(token_shapes(arch), 132 // policies)["DOWN_Z"] == 17
+    assert token_kernel.serves(token_shapes(arch), 32, policies, 16) is served
 
 
 def test_it_leaves_a_gpu_that_others_share_alone(shipped_270m, monkeypatch, tmp_path):
     monkeypatch.setattr(nvrtc, "serves", lambda: True)
     monkeypatch.setattr(device, "multiprocessors", lambda: 132)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    assert token_kernel.serves(shipped_270m, 32, 1, 16)
+    assert token_kernel.serves(token_shapes(shipped_270m), 32, 1, 16)
     (tmp_path / "control").touch()
-    assert not token_kernel.serves(shipped_270m, 32, 1, 16)
+    assert not token_kernel.serves(token_shapes(shipped_270m), 32, 1, 16)
 
 
 def test_without_nvrtc_it_does_not_serve(monkeypatch):
@@ -213,7 +216,7 @@ needs_nvrtc = pytest.mark.skipif(nvrtc.library() is None, reason="no NVRTC here 
 def test_a_gpu_can_be_given_the_kernel(size, policies, overrides, shipped, reading_for_gpu, monkeypatch):
     """It compiles, and all that it asserts of its sizes holds."""
     monkeypatch.setattr(device, "multiprocessors", lambda: 132)
-    assert nvrtc.CALL in reading_for_gpu(token_kernel.start, shipped(size, *overrides), policies)
+    assert nvrtc.CALL in reading_for_gpu(decoding.by_token_kernel, shipped(size, *overrides), policies)
 
 
 @needs_nvrtc
@@ -222,7 +225,7 @@ def test_a_slot_is_given_back_after_its_last_word_has_come(shipped, reading_for_
     monkeypatch.setattr(device, "multiprocessors", lambda: 132)
     compiled, found = nvrtc.compiled, []
     monkeypatch.setattr(nvrtc, "compiled", lambda *given: found.append(compiled(*given)) or found[-1])
-    reading_for_gpu(token_kernel.start, shipped("1b"), 1)
+    reading_for_gpu(decoding.by_token_kernel, shipped("1b"), 1)
     sources: dict[str, set[str]] = {}
     for what, made, rest in re.findall(r"^\s*(?:@\S+ )?([a-z][\w.:]*)\s+({[^}]*}|%\w+), (.*);$", found[0], re.M):
         word = {"a word"} if what.startswith("ld.volatile.shared") else set()
@@ -258,7 +261,7 @@ def learnt(arch: Architecture, seed: int) -> lora.Adapters:
 def test_hidden_states_are_those_of_the_forward_pass(small, policies, prompts, group, sizes):
     """Token by token, past the window and the edges of tiles; run again it gives the same bits."""
     small = dataclasses.replace(small, **sizes)
-    assert token_kernel.serves(small, 8, policies, prompts * group)
+    assert token_kernel.serves(token_shapes(small), 8, policies, prompts * group)
     weights = jax.jit(init_weights, static_argnums=(1, 2))(jax.random.key(0), small, jnp.bfloat16)
     adapters = lora.stack([learnt(small, seed) for seed in range(policies)])
     rng, steps, rows = np.random.default_rng(0), 40, policies * prompts * group
@@ -276,7 +279,7 @@ def test_hidden_states_are_those_of_the_forward_pass(small, policies, prompts, g
 
         return jax.lax.scan(next_token, cache, (tokens_CB, jnp.arange(steps)))[1]
 
-    ways = (token_kernel.start, token_kernel.start, decoding._by_forward)
+    ways = (decoding.by_token_kernel, decoding.by_token_kernel, decoding._by_forward)
     got_CBD, again_CBD, want_CBD = (np.asarray(read_all(way, weights, adapters)) for way in ways)
     np.testing.assert_array_equal(got_CBD, again_CBD)
     apart_CB = np.linalg.norm(got_CBD - want_CBD, axis=-1) / np.linalg.norm(want_CBD, axis=-1)

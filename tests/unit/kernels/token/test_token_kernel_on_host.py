@@ -21,9 +21,8 @@ from test_token_kernel import learnt
 from agent_tunix.kernels import device, nvrtc
 from agent_tunix.kernels.token import token_kernel
 from agent_tunix.models import decoding, lora
+from agent_tunix.models.architecture import Architecture, Segment
 from agent_tunix.models.checkpoints.loading import init_weights
-from agent_tunix.models.families import gemma3
-from agent_tunix.models.families.gemma3 import Architecture
 
 HOST = Path(__file__).parent / "host"
 HEAD, VOCABULARY = token_kernel.HEAD, 100
@@ -120,13 +119,13 @@ def random_like(shapes, rng: np.random.Generator):
     return jax.tree_util.tree_map_with_path(filled, shapes)
 
 
-def random_prompts(case: Case, rng: np.random.Generator) -> gemma3.Segment:
+def random_prompts(case: Case, rng: np.random.Generator) -> Segment:
     """Keys and values of prompts of several lengths, padded on their left with what is not to be seen."""
     shape = (2, case.policies * case.prompts, case.longest, case.kv_heads, HEAD)
     keys, values = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for _ in range(2))
     lengths_P1 = case.longest - 4 * (np.arange(shape[1])[:, None] % 5)
     positions_PS = np.arange(case.longest) - case.longest + lengths_P1
-    return gemma3.Segment(keys, values, jnp.asarray(np.maximum(positions_PS, -1)))
+    return Segment(keys, values, jnp.asarray(np.maximum(positions_PS, -1)))
 
 
 @partial(jax.jit, static_argnames="case")
@@ -150,7 +149,7 @@ def test_hidden_states_are_those_of_the_forward_pass_without_a_gpu(case, host, m
     own = jax.eval_shape(lambda: lora.stack([learnt(arch, seed) for seed in range(case.policies)]))
     adapters, prompt = random_like(own, rng), random_prompts(case, rng)
     tokens_CB = rng.integers(0, VOCABULARY, (case.tokens, case.policies * case.prompts * case.group))
-    cache, read = token_kernel.start(weights, adapters, arch, prompt, case.group, case.tokens)
+    cache, read = decoding.by_token_kernel(weights, adapters, arch, prompt, case.group, case.tokens)
     want_CBD = by_forward(weights, adapters, prompt, tokens_CB, case)
     assert set(case.shows) <= {f"{name}={value}" for name, value in host.macros.items()}
     for slot, (tokens_B, want_BD) in enumerate(zip(tokens_CB, want_CBD, strict=True)):

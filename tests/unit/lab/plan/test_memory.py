@@ -23,7 +23,7 @@ from agent_tunix.lab.plan.memory import (
     largest_micro_batch,
     peak_of_several,
 )
-from agent_tunix.models.families.gemma3 import Architecture
+from agent_tunix.models.architecture import Architecture
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD
 from agent_tunix.training import setup
 

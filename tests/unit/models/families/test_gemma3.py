@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from agent_tunix.models.architecture import Segment
 from agent_tunix.models.families import gemma3
-from agent_tunix.models.families.gemma3 import Segment, forward, unembed, write_segment
+from agent_tunix.models.families.gemma3 import forward, unembed, write_segment
 
 TOKENS = np.random.default_rng(1).integers(0, 40, (2, 9))
 
