@@ -16,6 +16,7 @@ from rich.console import Console
 
 from agent_tunix.config.load import read_config, validate
 from agent_tunix.config.schema import Config
+from agent_tunix.lab.advice import LabAdvisor
 from agent_tunix.lab.plan import memory, plan
 from agent_tunix.lab.sweep import sweep
 from agent_tunix.training import loading, loop, setup
@@ -83,7 +84,7 @@ def test_a_fused_sweep_equals_its_jobs_run_alone(tmp_path):
     assert [result["status"] for result in results] == ["completed", "completed", "diverged"]
     assert index(tmp_path / "fused")["mode"] == "fused"
     for job in three[:2]:
-        loop.run(job.cfg, tmp_path / "alone" / job.folder.name, console)
+        loop.run(job.cfg, tmp_path / "alone" / job.folder.name, console, advisor=LabAdvisor())
         assert_same_run(job.folder, tmp_path / "alone" / job.folder.name)
 
 
@@ -272,7 +273,7 @@ def test_jobs_are_grouped_by_the_program_they_need():
 def test_a_group_is_cut_to_what_memory_holds(monkeypatch):
     group, said = jobs(*([f"seed={seed}"] for seed in range(4))), []
     runs = [setup.prepare(job.cfg, setup.Loaded(), print) for job in group]
-    planned = plan.shapes(runs[0].cfg, max(loading.task.prompt_width for run in runs))
+    planned = plan.shapes(runs[0].cfg, max(run.task.prompt_width for run in runs))
     monkeypatch.setattr(sweep, "cost_of_many", lambda r, members: 1.0)
     for members, sizes in ((4, [4]), (3, [2, 2]), (2, [2, 2]), (1, [1, 1, 1, 1])):
         needed = memory.peak_of_several(planned, members)

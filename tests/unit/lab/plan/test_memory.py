@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from agent_tunix.algorithm import optimizers
 from agent_tunix.config.load import validate
 from agent_tunix.config.schema import Config
+from agent_tunix.lab.advice import LabAdvisor
 from agent_tunix.lab.plan import plan
 from agent_tunix.lab.plan.memory import (
     Shapes,
@@ -157,7 +158,7 @@ def test_a_run_that_needs_more_than_there_is_is_told_before_it_begins(config, mo
     peak = estimate(plan.shapes(cfg, cfg.generation.max_prompt_length))["peak"]
     for limit in (2 * peak, peak / 2, peak / 100):
         monkeypatch.setattr(plan, "card", lambda limit=limit: ("the device", limit))
-        setup.prepare(cfg, setup.Loaded(), said.append)
+        setup.prepare(cfg, setup.Loaded(), said.append, advisor=LabAdvisor())
     fits, none = (line for line in said if "GB of memory" in line)
     assert 1 <= int(re.search(r"the device has .*; training\.micro_batch_size=(\d+) would fit$", fits)[1]) <= 8
     assert none.endswith("`agent-tunix plan` shows what needs it")
