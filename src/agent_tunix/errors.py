@@ -24,7 +24,7 @@ from agent_tunix.signals import STOPPED
 OF_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENAMETOOLONG)
 OF_SYSTEM = re.compile(r"os_error_code='(\d+)'|\(os error (\d+)\)")  # as tensorstore and Rust say it
 OF_ORBAX = re.compile("Encountered error while reading array index")  # and why is another fault
-DETAILS = re.compile(r" \[(?:tensorstore_spec|source locations)|\. See full TensorStore details")  # where pages of them begin
+DETAILS = re.compile(r" \[(?:tensorstore_spec|source locations)|\. See full TensorStore details")  # where pages begin
 OF_ARRAY = re.compile(r'Error reading "([\w.]+)/[^"]*" in OCDBT')
 STATUS, DOING = re.compile("^[A-Z_]{5,}: "), re.compile(r'Error (?:opening|reading|decoding) (?:[^":]|"[^"]*")*: ')
 LONGEST = 300  # characters of another's message
