@@ -9,6 +9,7 @@ means is written once, here, and the documentation's page of keys is generated f
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Annotated, Any, Literal
 
@@ -125,8 +126,11 @@ class OptimizerSection(Section):
         return self
 
 
+SCHEDULES = OneOf("agent_tunix.algorithm.schedules", "SCHEDULES")
+
+
 class SchedulerSection(Section):
-    scheduler_name: Annotated[str, OneOf("agent_tunix.algorithm.schedules", "SCHEDULES")] = Input(
+    scheduler_name: Annotated[str, SCHEDULES] = Input(
         description="Shape of the learning rate over the run."
     )
     warmup_steps: Annotated[int, Field(ge=0)] | None = Input(description="Updates of warm-up; null: from warmup_ratio.")
@@ -144,9 +148,9 @@ class SchedulerSection(Section):
     @model_validator(mode="after")
     def _has_just_the_keys_it_uses(self) -> SchedulerSection:
         name = self.scheduler_name
-        uses = {"constant": [], "wsd": ["lr_min", "decay_ratio"], "cosine_restarts": ["lr_min", "num_cycles"]}
+        takes = inspect.signature(SCHEDULES.rows()[name]).parameters
         for key in ("lr_min", "decay_ratio", "num_cycles"):
-            given, used = getattr(self, key) is not None, key in uses.get(name, ["lr_min"])
+            given, used = getattr(self, key) is not None, key in takes
             if used and not given:
                 raise ValueError(f"scheduler_name={name} needs {key}; scheduler={name} on the command line gives one")
             if given and not used:
@@ -241,6 +245,10 @@ class TrainingSection(Section):
     )
     max_kl: float = Field(gt=0, description="KL divergence from the reference, per token, that counts as an explosion.")
     resume: str | None = Field(description="Folder of a run to continue; its own configuration is used.")
+    loggers: list[str] = Field(
+        default=["tensorboard"],
+        description="Where numbers go beside the run's own files: tensorboard, or the import path of a class of your own.",
+    )
 
     @model_validator(mode="after")
     def _whole_micro_batches(self) -> TrainingSection:

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import importlib
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, field_validator
@@ -22,8 +23,11 @@ class OneOf:
     module: str
     table: str
 
+    def rows(self) -> Mapping[str, Any]:
+        return getattr(importlib.import_module(self.module), self.table)
+
     def names(self) -> list[str]:
-        return list(getattr(importlib.import_module(self.module), self.table))
+        return list(self.rows())
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self._checked, handler(source))

@@ -25,6 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from agent_tunix.config.imports import OWN
 from agent_tunix.config.load import validate
 from agent_tunix.config.resumed import made_of
 from agent_tunix.config.schema import Config, EvaluateConfig
@@ -44,10 +45,11 @@ from agent_tunix.training.data import (
     set_name,
     warn_of_trained_on,
 )
+from agent_tunix.training.loggers.base import LOGGERS, logger_class
 from agent_tunix.training.progress import say
 from agent_tunix.training.rollouts import complete
 from agent_tunix.training.run_folder import run_folder
-from agent_tunix.training.setup import engine_of
+from agent_tunix.training.setup import engine_of, open_each
 from agent_tunix.types import Record
 
 ASKED = ("run", "step", "inference_config", "num_passes", "evaluation", "seed", "data")  # what can be chosen for a run
@@ -180,7 +182,12 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     record |= {f"inference/{k}": v for k, v in cfg.inference_config.model_dump().items()}
     say(console, _title(record, cfg, trained))
     console.print(_table(record))
-    folder = run_folder(Path(cfg.run) if cfg.run else output)
+    path = Path(cfg.run) if cfg.run else output
+    names = [
+        name for name in trained.training.loggers if cfg.run is None or name in LOGGERS
+    ]  # a saved run's own are not run
+    loggers = [logger_class(name, OWN, console.print) for name in names]
+    folder = run_folder(path, open_loggers=partial(open_each, loggers, path, trained))
     folder.evaluation(record)
     folder.close()
     say(console, f"written to {folder.path / 'evals.jsonl'}")

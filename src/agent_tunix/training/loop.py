@@ -102,7 +102,7 @@ def _in_folder(r: Run, fresh: TrainState, path: Path, display: Display, interrup
     checkpoints = Checkpoints(path / "checkpoints", r.cfg.training.max_checkpoints_to_keep)
     state, progress = restored(r, path, checkpoints, fresh, display.notice)
     r = counting_on(r, path)
-    folder = run_folder(path, int(state.step))
+    folder = run_folder(path, int(state.step), partial(r.open_loggers, path))
     if distributed.first():
         replace_text(path / "config.yaml", config_text(r.cfg))
     display.begin(int(state.step))

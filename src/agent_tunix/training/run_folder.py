@@ -1,4 +1,4 @@
-"""A run's folder: configuration, metrics, evaluations, samples, summary and TensorBoard curves (see docs/api/train.rst)."""
+"""A run's folder: configuration, metrics, evaluations, samples and summary (see docs/api/train.rst)."""
 
 from __future__ import annotations
 
@@ -6,36 +6,38 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agent_tunix.config import output_folders
 from agent_tunix.engine import distributed
 from agent_tunix.errors import UserError
-from agent_tunix.training.loggers.tensorboard import CurveFile
+from agent_tunix.training.loggers.base import Logger, working
 from agent_tunix.types import Record
 
 NUMBERS = (int, float)
+OpenLoggers = Callable[[], Sequence[Logger]]
 
 
 class RunFolder:
-    """Writes the artefacts of a run. One that goes on from a checkpoint drops what was written after that step."""
+    """Writes the artefacts of a run, and tells its loggers. One that goes on from a checkpoint drops what came after it."""
 
-    def __init__(self, path: Path, resumed_at: int | None = None):
+    def __init__(self, path: Path, resumed_at: int | None = None, open_loggers: OpenLoggers = tuple):
         self.path = path
+        self._loggers: Sequence[Logger] = ()
         path.mkdir(parents=True, exist_ok=True)
         with self.rewinding(resumed_at) if resumed_at is not None else contextlib.nullcontext():
-            self._tensorboard = CurveFile(path / "tensorboard")
+            self._loggers = open_loggers()
 
     def metrics(self, record: Record) -> None:
         self._append("metrics.jsonl", [record])
-        self._curves(record, prefix="train/")
+        self._log(record, prefix="train/")
 
     def evaluation(self, record: Record) -> None:
         self._append("evals.jsonl", [record])
         of_set = f"{record['set']}/" if "set" in record else ""  # not the run's own: it has curves of its own
-        self._curves(record, prefix=f"{record['split']}/{of_set}")
+        self._log(record, prefix=f"{record['split']}/{of_set}")
 
     def samples(self, records: Iterable[Record]) -> None:
         self._append("samples.jsonl", records)
@@ -56,10 +58,14 @@ class RunFolder:
         with _replacing({path: _lines_until(path, step) for path in files if path.exists()}):
             yield
         (self.path / "summary.json").unlink(missing_ok=True)
-        self._tensorboard.forget(step + 1)
+        for logger in self._loggers:
+            with working(logger):
+                logger.rewind(step)
 
     def close(self) -> None:
-        self._tensorboard.close()
+        for logger in self._loggers:
+            with working(logger):
+                logger.close()
 
     def _refuse_removed(self) -> None:
         if not self.path.is_dir():
@@ -73,9 +79,11 @@ class RunFolder:
                 file.write(b"" if file.read(1) == b"\n" else b"\n")  # after a line that was cut short
             file.write("".join(_line(record) for record in records).encode())
 
-    def _curves(self, record: Mapping[str, Any], prefix: str) -> None:
-        numbers = {key: value for key, value in record.items() if key != "step" and isinstance(value, int | float)}
-        self._tensorboard.add(record["step"], {prefix + key: value for key, value in numbers.items()})
+    def _log(self, record: Mapping[str, Any], prefix: str) -> None:
+        numbers = {prefix + key: value for key, value in record.items() if key != "step" and isinstance(value, int | float)}
+        for logger in self._loggers:
+            with working(logger):
+                logger.scalars(record["step"], numbers)
 
 
 class NoFolder(RunFolder):
@@ -95,9 +103,9 @@ class NoFolder(RunFolder):
     def close(self) -> None: ...
 
 
-def run_folder(path: Path, resumed_at: int | None = None) -> RunFolder:
+def run_folder(path: Path, resumed_at: int | None = None, open_loggers: OpenLoggers = tuple) -> RunFolder:
     """The folder of a run, written by the first of its processes alone."""
-    return RunFolder(path, resumed_at) if distributed.first() else NoFolder(path)
+    return RunFolder(path, resumed_at, open_loggers) if distributed.first() else NoFolder(path)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from agent_tunix.training import loading
 from agent_tunix.training.advisor import Advisor
 from agent_tunix.training.data import Notice, Task, load_task, refuse_unknown_tokens, with_demonstrations
 from agent_tunix.training.horizon import Plan, coefficients, hyperparameters, loss_form, make_plan, too_few
+from agent_tunix.training.loggers.base import Logger, logger_class, working
 from agent_tunix.types import Batch, Prompts
 
 SILENT = Advisor()
@@ -44,10 +46,14 @@ class Run:
     sampling: Sampling
     scorer: Scorer
     stream: Stream
+    loggers: tuple[type[Logger], ...]
     advisor: Advisor
     overrides: tuple[str, ...]  # as they were given
     started: float  # on the monotonic clock
     first_answers: dict[str, list[list[str]]]  # of policies before their first update, for all runs of the process
+
+    def open_loggers(self, folder: Path) -> list[Logger]:
+        return open_each(self.loggers, folder, self.cfg)
 
     def key(self, step: int, purpose: Purpose) -> jax.Array:
         return step_key(self.cfg.seed, step, purpose)
@@ -64,6 +70,15 @@ class Run:
         begun = cfg.model, cfg.seed, training.init_from, training.init_step
         asked = cfg.data, training.train_fraction, cfg.evaluation, cfg.generation, self.task.prompt_width
         return repr((begun, asked, way))
+
+
+def open_each(loggers: Sequence[type[Logger]], folder: Path, cfg: Config) -> list[Logger]:
+    """The loggers of a run, opened for its folder."""
+    opened = []
+    for kind in loggers:
+        with working(kind):
+            opened.append(kind(folder, cfg.model_dump(mode="json")))
+    return opened
 
 
 class Loaded:
@@ -117,6 +132,7 @@ def prepare(
     model = loaded.model(cfg)
     unusual = loading.unusual_adapters(cfg, model.arch)
     scorer = loaded.scorer(cfg, origin, notice)
+    loggers = tuple(logger_class(name, origin, notice) for name in cfg.training.loggers)
     task = loaded.task(cfg, model, notice)
     if cfg.training.method == "supervised":
         train = with_demonstrations(task.train, model.tokenizer, model.arch, cfg.generation.max_generation_steps, notice)
@@ -129,7 +145,19 @@ def prepare(
     sampling = loading.training_sampling(cfg, model.tokenizer)
     engine = engine_of(cfg, model, loading.earlier_adapters(cfg, model))
     return Run(
-        cfg, model, engine, task, plan, sampling, scorer, stream, advisor, tuple(overrides), started, loaded.first_answers
+        cfg,
+        model,
+        engine,
+        task,
+        plan,
+        sampling,
+        scorer,
+        stream,
+        loggers,
+        advisor,
+        tuple(overrides),
+        started,
+        loaded.first_answers,
     )
 
 

@@ -10,12 +10,17 @@ import pytest
 from test_tensorboard import events_in
 
 from agent_tunix.errors import UserError
+from agent_tunix.training.loggers.tensorboard import TensorBoard
 from agent_tunix.training.metrics import peak_memory_gb
 from agent_tunix.training.run_folder import RunFolder, claimed, last_step, read_records, replace_text
 
 
+def opened(path, resumed_at: int | None = None) -> RunFolder:
+    return RunFolder(path, resumed_at, lambda: [TensorBoard(path, {})])
+
+
 def test_records_come_back_as_they_were_written(tmp_path):
-    folder = RunFolder(tmp_path / "deep" / "run")
+    folder = opened(tmp_path / "deep" / "run")
     folder.metrics({"step": 1, "loss": 0.1, "reward/mean": 1e-30})
     folder.evaluation({"step": 0, "split": "validation", "n": 3, "accuracy": 0.5})
     folder.samples([{"step": 1, "completion": "zwölf\n\u2028 ≠ 13"}, {"step": 1, "completion": ""}])
@@ -63,7 +68,7 @@ def test_a_file_that_is_not_there_has_no_records(tmp_path):
 
 
 def test_a_folder_removed_while_its_run_goes_on_is_named(tmp_path):
-    folder = RunFolder(tmp_path / "run")
+    folder = opened(tmp_path / "run")
     shutil.rmtree(tmp_path / "run")
     for write in (lambda: folder.samples([{"step": 1}]), lambda: folder.summary({})):
         with pytest.raises(UserError, match="run was removed while its run went on"):
@@ -72,7 +77,7 @@ def test_a_folder_removed_while_its_run_goes_on_is_named(tmp_path):
 
 
 def test_a_resumed_run_drops_later_steps_and_a_half_written_line(tmp_path):
-    folder = RunFolder(tmp_path)
+    folder = opened(tmp_path)
     for step in (1, 2, 3):
         folder.metrics({"step": step, "text": "ü"})
         folder.evaluation({"step": step, "split": "validation"})
@@ -81,7 +86,7 @@ def test_a_resumed_run_drops_later_steps_and_a_half_written_line(tmp_path):
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"step": 2, "te')
     (tmp_path / "summary.json").write_text('{"status": "diverged", "steps": 4}')
-    resumed = RunFolder(tmp_path, resumed_at=2)
+    resumed = opened(tmp_path, resumed_at=2)
     assert not (tmp_path / "summary.json").exists(), "the run has not ended"
     resumed.metrics({"step": 3, "text": "new"})
     resumed.close()
@@ -105,7 +110,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.fixture
 def begun(tmp_path):
     """The folder of a run of three steps that has ended."""
-    folder = RunFolder(tmp_path)
+    folder = opened(tmp_path)
     for step in (1, 2, 3):
         folder.metrics({"step": step})
         folder.evaluation({"step": step, "split": "validation"})
@@ -121,7 +126,7 @@ def test_a_refused_resume_changes_nothing(begun, name):
     (begun / name).mkdir()
     before = contents(begun)
     with pytest.raises(UserError, match=f"{name} is not a file"):
-        RunFolder(begun, resumed_at=2)
+        opened(begun, resumed_at=2)
     assert contents(begun) == before
 
 
@@ -137,13 +142,13 @@ def test_a_resume_that_cannot_be_written_changes_nothing(begun, name, monkeypatc
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="No space left") as fault:
-        RunFolder(begun, resumed_at=2)
+        opened(begun, resumed_at=2)
     assert fault.value.filename == str(begun / name)
     assert contents(begun) == before
 
 
 def test_what_comes_between_is_done_before_any_record_is_dropped(begun):
-    folder, before = RunFolder(begun), contents(begun)
+    folder, before = opened(begun), contents(begun)
     with pytest.raises(OSError, match="gone"), folder.rewinding(1):
         raise OSError("gone")
     folder.close()
@@ -154,20 +159,20 @@ def test_lines_that_stay_are_left_as_they_are(tmp_path):
     """Others may have written them, in a way in which we do not."""
     kept = b'{"step":1, "x": [NaN], "text": "\\ud800"}\n{ "step": 2, "of": "\xff" }\n'
     (tmp_path / "metrics.jsonl").write_bytes(b'[1]\n{"step": "1"}\n' + kept + b'{"step": 3}\n')
-    RunFolder(tmp_path, resumed_at=2).close()
+    opened(tmp_path, resumed_at=2).close()
     assert (tmp_path / "metrics.jsonl").read_bytes() == kept
 
 
 def test_a_line_after_one_that_was_cut_short_is_whole(tmp_path):
     (tmp_path / "evals.jsonl").write_text('{"step": 1, "split": "test"}\n{"step": 2, "sp')
-    folder = RunFolder(tmp_path)
+    folder = opened(tmp_path)
     folder.evaluation({"step": 3, "split": "test"})
     folder.close()
     assert [r["step"] for r in read_records(tmp_path / "evals.jsonl")] == [1, 3]
 
 
 def test_a_run_that_goes_back_has_its_curves_forgotten_too(tmp_path):
-    folder = RunFolder(tmp_path)
+    folder = opened(tmp_path)
     for step in (1, 2, 3):
         folder.metrics({"step": step})
     folder.samples([{"step": "x"}, {"text": "of no step"}])
@@ -182,14 +187,14 @@ def test_a_run_that_goes_back_has_its_curves_forgotten_too(tmp_path):
 
 def test_opening_a_run_again_without_resuming_drops_nothing(tmp_path):
     for step in (1, 2):
-        folder = RunFolder(tmp_path)
+        folder = opened(tmp_path)
         folder.metrics({"step": step})
         folder.close()
     assert [r["step"] for r in read_records(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
 def test_a_summary_replaces_the_one_before(tmp_path):
-    folder = RunFolder(tmp_path)
+    folder = opened(tmp_path)
     for status in ("interrupted", "completed"):
         folder.summary({"status": status})
     folder.close()
@@ -198,7 +203,7 @@ def test_a_summary_replaces_the_one_before(tmp_path):
 
 
 def test_a_summary_that_cannot_be_written_leaves_the_one_before(tmp_path):
-    folder = RunFolder(tmp_path)
+    folder = opened(tmp_path)
     folder.summary({"status": "completed"})
     with pytest.raises(TypeError):
         folder.summary({"status": object()})

@@ -12,7 +12,7 @@ from tensorboardX.crc32c import crc32c
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from agent_tunix.training.loggers import tensorboard as module
-from agent_tunix.training.loggers.tensorboard import CurveFile
+from agent_tunix.training.loggers.tensorboard import TensorBoard
 
 
 def events_in(path: Path) -> list[Event]:
@@ -36,31 +36,31 @@ def masked(data: bytes) -> bytes:
 @given(st.integers(0, 2**62), st.dictionaries(st.text(max_size=300), st.floats(width=32, allow_nan=False), max_size=40))
 def test_what_is_written_is_read(tmp_path_factory, step, values):
     folder = tmp_path_factory.mktemp("curves")
-    curves = CurveFile(folder)
-    curves.add(step, values)
+    curves = TensorBoard(folder, {})
+    curves.scalars(step, values)
     curves.close()
-    (path,) = folder.iterdir()
+    (path,) = (folder / "tensorboard").iterdir()
     version, event = events_in(path)
     assert version.file_version == "brain.Event:2"
     assert (event.step, {value.tag: value.simple_value for value in event.summary.value}) == (step, values)
 
 
 def test_a_number_that_is_none_and_one_too_large(tmp_path):
-    curves = CurveFile(tmp_path)
-    curves.add(1, {"none": float("nan"), "infinite": -float("inf"), "large": 1e300})
+    curves = TensorBoard(tmp_path, {})
+    curves.scalars(1, {"none": float("nan"), "infinite": -float("inf"), "large": 1e300})
     curves.close()
-    (path,) = tmp_path.iterdir()
+    (path,) = (tmp_path / "tensorboard").iterdir()
     none, infinite, large = (value.simple_value for value in events_in(path)[1].summary.value)
     assert none != none
     assert (infinite, large) == (-float("inf"), float("inf"))
 
 
 def test_every_record_is_on_disk_at_once_and_the_newest_file_comes_last(tmp_path):
-    first = CurveFile(tmp_path / "tensorboard")
-    first.add(3, {"train/loss": 0.5})
-    second = CurveFile(tmp_path / "tensorboard")
-    second.forget(3)
-    second.add(3, {"train/loss": 0.25})
+    first = TensorBoard(tmp_path, {})
+    first.scalars(3, {"train/loss": 0.5})
+    second = TensorBoard(tmp_path, {})
+    second.rewind(2)
+    second.scalars(3, {"train/loss": 0.25})
     older, newer = (events_in(path) for path in sorted((tmp_path / "tensorboard").iterdir()))
     assert [event.step for event in older] == [0, 3]
     assert [(event.step, event.session_log.status) for event in newer[1:2]] == [(3, SessionLog.START)]
@@ -74,5 +74,5 @@ def test_the_newest_file_comes_last_also_where_the_clock_was_set_back(tmp_path, 
     """TensorBoard would read it before the older ones, whose steps it is to replace."""
     for step, now in enumerate((2000.0, 1000.0, 1000.0, 3000.0)):
         monkeypatch.setattr(module.time, "time", lambda now=now: now)
-        CurveFile(tmp_path).forget(step)
-    assert [events_in(path)[1].step for path in sorted(tmp_path.iterdir())] == [0, 1, 2, 3]
+        TensorBoard(tmp_path, {}).rewind(step)
+    assert [events_in(path)[1].step for path in sorted((tmp_path / "tensorboard").iterdir())] == [1, 2, 3, 4]

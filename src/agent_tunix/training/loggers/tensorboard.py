@@ -10,28 +10,32 @@ import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+from agent_tunix.training.loggers.base import Logger
 
 CASTAGNOLI = 0x82F63B78  # the polynomial of CRC-32C, its bits reversed
 NAME = "events.out.tfevents."  # followed by the time; TensorBoard reads files in the order of their names
 VERSION = b"brain.Event:2"  # from this version on, the start of a session makes TensorBoard drop later steps
 
 
-class CurveFile:
+class TensorBoard(Logger):
     """A new file of a run's curves; TensorBoard reads those of one folder in the order in which they were begun."""
 
-    def __init__(self, folder: Path):
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = open(folder / _next_name(folder), "wb")  # noqa: SIM115
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        curves = folder / "tensorboard"
+        curves.mkdir(parents=True, exist_ok=True)
+        self._file = open(curves / _next_name(curves), "wb")  # noqa: SIM115
         self._write(_field(3, VERSION))
 
-    def forget(self, step: int) -> None:
-        """Has TensorBoard forget what was said so far of this step and of those after it."""
+    def rewind(self, step: int) -> None:
+        """Has TensorBoard forget what was said so far of the steps after this one."""
         session_starts = _number(1, 1)
-        self._write(_number(2, step) + _field(7, session_starts))
+        self._write(_number(2, step + 1) + _field(7, session_starts))
 
-    def add(self, step: int, values: Mapping[str, float]) -> None:
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
         summary = b"".join(_field(1, _field(1, tag.encode()) + _float(2, value)) for tag, value in values.items())
         self._write(_number(2, step) + _field(5, summary))
 
