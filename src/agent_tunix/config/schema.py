@@ -130,9 +130,7 @@ SCHEDULES = OneOf("agent_tunix.algorithm.schedules", "SCHEDULES")
 
 
 class SchedulerSection(Section):
-    scheduler_name: Annotated[str, SCHEDULES] = Input(
-        description="Shape of the learning rate over the run."
-    )
+    scheduler_name: Annotated[str, SCHEDULES] = Input(description="Shape of the learning rate over the run.")
     warmup_steps: Annotated[int, Field(ge=0)] | None = Input(description="Updates of warm-up; null: from warmup_ratio.")
     total_steps: Positive | None = Input(description="Update at which lr_min is reached; null: the last of the run.")
     lr_min: Annotated[float, Field(ge=0)] | None = Input(

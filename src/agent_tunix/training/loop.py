@@ -33,7 +33,7 @@ from agent_tunix.training.horizon import hyperparameters
 from agent_tunix.training.metrics import Clock, cost_record, update_record
 from agent_tunix.training.progress import Bars, Display, print_summary, say
 from agent_tunix.training.resume import counting_on, restored
-from agent_tunix.training.rollouts import demonstrations, draw, lesson
+from agent_tunix.training.rollouts import demonstrations, make_batch, sample_groups
 from agent_tunix.training.run_folder import RunFolder, claimed, read_records, replace_text, run_folder
 from agent_tunix.training.setup import SILENT, Loaded, Run, Way, compile_ahead, prepare
 from agent_tunix.training.summary import ended_by, overrides_of, summarise, validations
@@ -163,26 +163,26 @@ def train_batch(r: Run, state: TrainState, progress: Progress, out: Outputs) -> 
     clock, position = Clock(), progress.position
     try:
         if r.cfg.training.method == "supervised":
-            learnt = demonstrations(r, position)
+            made = demonstrations(r, position)
         else:
             policy = r.engine.policy(state.trainable)
-            draws = draw(r, policy, position, clock)  # problems, completions, rewards
-            learnt = lesson(r, policy, position, draws)  # advantages, weights of tokens, log-probabilities
+            sampled = sample_groups(r, policy, position, clock)  # problems, completions, rewards
+            made = make_batch(r, policy, position, sampled)  # advantages, weights of tokens, log-probabilities
     except DivergenceError as fault:  # a reward is not finite
         return _passed_over(state, r.plan.iterations), str(fault)
     fault_seen = None
     for iteration in range(r.plan.iterations):
         h = hyperparameters(r.cfg, r.plan, int(state.step) + 1, progress.rate_scale)
-        state, stats = r.engine.update(state, learnt.batch, h)
+        state, stats = r.engine.update(state, made.batch, h)
         fault_seen = fault_seen or fault_of(stats, r.cfg.training.max_kl)
         if iteration == 0:  # later, the policy has moved away from the one that sampled
             mismatch_kl = float(stats.loss.mismatch_kl)
-        record = update_record(int(state.step), stats) | learnt.record | {"mismatch/kl": mismatch_kl}
+        record = update_record(int(state.step), stats) | made.record | {"mismatch/kl": mismatch_kl}
         clock.lap("time/update")
-        record |= cost_record(learnt.lengths_B, clock)
+        record |= cost_record(made.lengths_B, clock)
         out.folder.metrics(record)
         out.display.step(record)
-    out.folder.samples([{"step": int(state.step)} | sample for sample in learnt.samples])
+    out.folder.samples([{"step": int(state.step)} | sample for sample in made.samples])
     return state, fault_seen
 
 

@@ -78,7 +78,7 @@ def pad_prompts(examples: Sequence[Example], width: int, model: Model) -> Prompt
 
 
 @dataclasses.dataclass(frozen=True)
-class Draw:
+class Sampled:
     """Completions with their rewards, and the batch that they make by themselves."""
 
     examples: Sequence[Example]
@@ -88,21 +88,21 @@ class Draw:
     scored: Scored
 
 
-def draw(r: Run, policy: Policy, position: int, clock: Clock) -> list[Draw]:
+def sample_groups(r: Run, policy: Policy, position: int, clock: Clock) -> list[Sampled]:
     """Completions and rewards of the problems at a position of the data.
 
     While some groups of the batch have no spread in their rewards, other problems are drawn too, for as many rounds as are
     configured.
     """
-    draws = [_draw(r, policy, position, 0, clock)]
+    draws = [_sample_once(r, policy, position, 0, clock)]
     for round in range(1, 1 + r.cfg.grpo.resample_rounds):
         if _spread(draws)[_chosen(draws)].all():
             break
-        draws.append(_draw(r, policy, position, round, clock))
+        draws.append(_sample_once(r, policy, position, round, clock))
     return draws
 
 
-def _draw(r: Run, policy: Policy, position: int, round: int, clock: Clock) -> Draw:
+def _sample_once(r: Run, policy: Policy, position: int, round: int, clock: Clock) -> Sampled:
     grpo = r.cfg.grpo
     examples = r.stream.further(position, round) if round else r.stream.batch(position)
     key = r.key(position, Purpose.ROLLOUT)
@@ -121,21 +121,21 @@ def _draw(r: Run, policy: Policy, position: int, round: int, clock: Clock) -> Dr
         rewards_PG = scored.rewards_PG + penalty_B.reshape(scored.rewards_PG.shape)
         scored = dataclasses.replace(scored, rewards_PG=rewards_PG, penalty_B=penalty_B)
     clock.lap("time/reward", again=True)
-    return Draw(examples, batch, completions.lengths_B, completions.ended_B, scored)
+    return Sampled(examples, batch, completions.lengths_B, completions.ended_B, scored)
 
 
-def _spread(draws: Sequence[Draw]) -> np.ndarray:
+def _spread(draws: Sequence[Sampled]) -> np.ndarray:
     """Which groups of several draws, one draw after another, have rewards that differ."""
     return np.concatenate([has_spread(draw.scored.rewards_PG) for draw in draws])
 
 
-def _chosen(draws: Sequence[Draw]) -> np.ndarray:
+def _chosen(draws: Sequence[Sampled]) -> np.ndarray:
     """Which of those groups make the batch."""
     return groups_to_learn([has_spread(draw.scored.rewards_PG) for draw in draws])
 
 
 @dataclasses.dataclass(frozen=True)
-class Lesson:
+class TrainingBatch:
     """A batch to learn from, with its metrics, its samples, and the lengths of all completions that were drawn for it."""
 
     batch: Batch
@@ -144,7 +144,7 @@ class Lesson:
     lengths_B: np.ndarray
 
 
-def lesson(r: Run, policy: Policy, position: int, draws: Sequence[Draw]) -> Lesson:
+def make_batch(r: Run, policy: Policy, position: int, draws: Sequence[Sampled]) -> TrainingBatch:
     """The batch that some draws make: the groups to learn from, advantages, weights of tokens, log-probabilities.
 
     What is recorded of rewards and lengths is that of the first draw, which is the policy's own.
@@ -166,10 +166,10 @@ def lesson(r: Run, policy: Policy, position: int, draws: Sequence[Draw]) -> Less
         record["groups/discarded"] = int((~_spread(draws)[left_out]).sum())
     shown_PG = _advantages(r, first.scored.rewards_PG, shuffle_key)
     samples = sample_records(first.examples[0], first.scored, shown_PG) if distributed.first() else []
-    return Lesson(batch, record, samples, np.concatenate([draw.lengths_B for draw in draws]))
+    return TrainingBatch(batch, record, samples, np.concatenate([draw.lengths_B for draw in draws]))
 
 
-def _merged(r: Run, draws: Sequence[Draw], groups: np.ndarray) -> tuple[Batch, np.ndarray, np.ndarray, np.ndarray]:
+def _merged(r: Run, draws: Sequence[Sampled], groups: np.ndarray) -> tuple[Batch, np.ndarray, np.ndarray, np.ndarray]:
     """The chosen groups of several draws: their batch, rewards, lengths, and which completions ended."""
     width, G = max(draw.batch.tokens_BC.shape[1] for draw in draws), r.sampling.num_generations
     with on_mesh_of(r.model.weights):
@@ -197,7 +197,7 @@ def _weights(r: Run, batch: Batch, lengths_B: np.ndarray, ended_B: np.ndarray) -
     return OBJECTIVES[r.cfg.grpo.objective].weights(counted_BC, r.sampling.max_steps).astype(np.float32)
 
 
-def demonstrations(r: Run, position: int) -> Lesson:
+def demonstrations(r: Run, position: int) -> TrainingBatch:
     """Worked answers as completions of advantage 1: the update then is maximum likelihood."""
     examples = r.stream.batch(position)
     ids = demonstration_ids(examples, r.model.tokenizer)
@@ -208,4 +208,4 @@ def demonstrations(r: Run, position: int) -> Lesson:
     weights = per_sequence(mask, width).astype(np.float32)
     batch = with_learning(batch, np.ones(len(examples), np.float32), weights, r.model.mesh)
     shown = {"prompt": examples[0].question, "answer": examples[0].answer, "completion": r.model.tokenizer.decode(ids[0])}
-    return Lesson(batch, {}, [shown], np.array([len(own) for own in ids]))
+    return TrainingBatch(batch, {}, [shown], np.array([len(own) for own in ids]))

@@ -18,7 +18,7 @@ from agent_tunix.environments.rewards import Scorer
 from agent_tunix.training import loading, loop
 from agent_tunix.training.horizon import hyperparameters
 from agent_tunix.training.metrics import Clock
-from agent_tunix.training.rollouts import Lesson, draw, lesson
+from agent_tunix.training.rollouts import TrainingBatch, make_batch, sample_groups
 from agent_tunix.training.setup import Loaded, Run, compile_ahead, prepare
 from agent_tunix.types import Rollouts
 
@@ -51,9 +51,9 @@ def answered(r: Run, answer) -> Run:
     return dataclasses.replace(r, engine=dataclasses.replace(r.engine, answer=answer))
 
 
-def first_lesson(r: Run) -> Lesson:
+def first_batch(r: Run) -> TrainingBatch:
     policy = r.engine.policy(loading.new_state(r.cfg, r.model).trainable)
-    return lesson(r, policy, 0, draw(r, policy, 0, Clock()))
+    return make_batch(r, policy, 0, sample_groups(r, policy, 0, Clock()))
 
 
 def rollouts() -> Rollouts:
@@ -62,7 +62,7 @@ def rollouts() -> Rollouts:
     return Rollouts(jnp.full(shape, 7, jnp.int32), jnp.ones(shape, bool), logprobs_BC, jnp.zeros(shape[0], bool))
 
 
-def made(scorer: Scorer, *overrides: str) -> tuple[Lesson, list]:
+def made(scorer: Scorer, *overrides: str) -> tuple[TrainingBatch, list]:
     """What comes of completions that are all alike, and the calls that were made for it."""
     calls: list = []
 
@@ -70,7 +70,7 @@ def made(scorer: Scorer, *overrides: str) -> tuple[Lesson, list]:
         calls.append((call, scorer.asked))
         return rollouts() if isinstance(call, Sample) else jnp.full(call.batch.tokens_BC.shape, -3.0)
 
-    return first_lesson(answered(dataclasses.replace(prepared(*overrides), scorer=scorer), answer)), calls
+    return first_batch(answered(dataclasses.replace(prepared(*overrides), scorer=scorer), answer)), calls
 
 
 def test_the_reference_is_called_for_before_the_host_scores():
@@ -107,7 +107,7 @@ def test_evaluations_and_step_call_what_was_announced_and_nothing_else(seeds, ov
         state = loading.new_state(r.cfg, r.model)
         for way in r.evaluation_ways():
             loop._answers(r, state, way, whole=True)
-        state, _ = r.engine.update(state, first_lesson(r).batch, hyperparameters(r.cfg, r.plan, 1))
+        state, _ = r.engine.update(state, first_batch(r).batch, hyperparameters(r.cfg, r.plan, 1))
         for way in r.evaluation_ways():
             loop._answers(r, state, way, whole=True)
         return int(state.step)
@@ -160,7 +160,7 @@ def test_groups_without_a_spread_are_drawn_anew_and_what_is_recorded_is_the_firs
 
 
 def test_completions_that_were_cut_are_left_out_or_paid_less():
-    def of(*overrides: str) -> Lesson:
+    def of(*overrides: str) -> TrainingBatch:
         return made(Watched(), "grpo.beta=0", *overrides)[0]
 
     assert not np.asarray(of("grpo.overlong=mask").batch.weights_BC).any(), "none of them ended"
