@@ -37,7 +37,7 @@ Found = TypeVar("Found")
 JOIN_SECONDS = 300
 HEARTBEAT_SECONDS = 50  # JAX's own watch, should ours fail: it ends a process too, but says little
 SHARED_SECONDS = 60  # until all must see a folder that one has made: network disks cache that it was not there
-KEY = "agent-tunix/lifeline"
+KEY = "agent-tunix/heartbeat"
 
 
 @contextlib.contextmanager
@@ -57,7 +57,7 @@ def joined(launch: Launch) -> Iterator[None]:
     jax.distributed.shutdown()
 
 
-def _join(launch: Launch) -> heartbeat.Lifeline:
+def _join(launch: Launch) -> heartbeat.Heartbeat:
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from us
     waiting = threading.Timer(JOIN_SECONDS, _give_up, [launch])
     waiting.daemon = True
@@ -70,7 +70,7 @@ def _join(launch: Launch) -> heartbeat.Lifeline:
     except Exception as fault:  # what a launcher has set may be wrong in many ways
         raise UserError(_not_found(launch, fault)) from fault
     waiting.cancel()
-    return heartbeat.Lifeline(state.process_id, state.num_processes, peers)
+    return heartbeat.Heartbeat(state.process_id, state.num_processes, peers)
 
 
 @contextlib.contextmanager

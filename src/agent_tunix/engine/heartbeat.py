@@ -21,10 +21,10 @@ LOST = 4  # exit code of the processes that are left
 BEAT, SILENCE = 5.0, 30.0  # seconds between signs of life, and without any until a process counts as lost
 PATIENCE = 10.0  # seconds in which others may answer before a process leaves without them
 GREETING = 256  # bytes, at most, of the first line that a process sends
-current: Lifeline | None = None  # of this process, where it is one of several
+current: Heartbeat | None = None  # of this process, where it is one of several
 
 
-class Lifeline:
+class Heartbeat:
     """The connections of one process: of process 0 to all others, of the others to process 0."""
 
     advice = ""  # what to do when a process was lost
@@ -40,7 +40,7 @@ class Lifeline:
         for peer, connection in self._peers.items():
             connection.settimeout(PATIENCE)
             self._selector.register(connection, selectors.EVENT_READ, peer)
-        threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
+        threading.Thread(target=self._watch, name="heartbeat", daemon=True).start()
 
     def fail(self, text: str, code: int, unexpected: bool = False) -> NoReturn:
         """Ends all processes with one message.

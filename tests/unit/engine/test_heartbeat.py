@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from agent_tunix.engine import heartbeat
-from agent_tunix.engine.heartbeat import LOST, Lifeline, call, host
+from agent_tunix.engine.heartbeat import LOST, Heartbeat, call, host
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +32,12 @@ class Company:
         assert stranger.recv(1) == b"", "who does not know the token is turned away"
         self.codes: dict[int, queue.Queue[int]] = {index: queue.Queue() for index in range(3)}
 
-    def line(self, index: int) -> Lifeline:
+    def line(self, index: int) -> Heartbeat:
         def leave(code: int) -> None:
             self.codes[index].put(code)
             threading.Event().wait()  # whoever has left does nothing more
 
-        return Lifeline(index, 3, self.hosted if index == 0 else self.calls[index], leave)
+        return Heartbeat(index, 3, self.hosted if index == 0 else self.calls[index], leave)
 
     def code(self, index: int) -> int:
         return self.codes[index].get(timeout=10)

@@ -28,7 +28,7 @@ from agent_tunix.config.resumed import saved_steps
 from agent_tunix.config.schema import Config
 from agent_tunix.engine import ahead_of_time
 from agent_tunix.engine.calls import Answer, CompileAhead, alone
-from agent_tunix.engine.fuse_probe import Probe
+from agent_tunix.engine.decode_cost import ReadTokens
 from agent_tunix.engine.fused import together
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.lab.advice import LabAdvisor
@@ -49,8 +49,8 @@ from agent_tunix.types import Record
 
 INPUTS = [key for key, field in keys(Config).items() if (field.json_schema_extra or {}).get("input")]
 WORTH = 0.5  # fuse where a decode step of all costs less than this share of their steps one by one
-PROBES = 3
-TOKENS = 8  # that a probe reads on a device that is given its work by calls; a processor needs no more than one
+TRIALS = 3
+TOKENS = 8  # that a trial reads on a device that is given its work by calls; a processor needs no more than one
 Fuse = Literal["auto", "always", "never"]
 
 
@@ -231,9 +231,9 @@ def _fused_size(runs: Sequence[Run], notice: Notice, fuse: Fuse) -> int:
         return 1
     programs = -(-jobs // members)
     size = -(-jobs // programs)
-    probe = CompileAhead((_probe(r, outline=True),))
-    CompileAhead.answer([probe] * size)
-    CompileAhead.answer([probe])
+    trial = CompileAhead((_trial_call(r, outline=True),))
+    CompileAhead.answer([trial] * size)
+    CompileAhead.answer([trial])
     together([partial(_compile_ahead, of) for of in _begun(runs[:size], _width(runs))])  # while this is measured
     ratio = cost_of_many(r, size)
     measured = f"a decode step of {size} jobs at once takes {ratio:.1f} times that of one"
@@ -257,27 +257,27 @@ def _most_that_fit(r: Run, wanted: int, prompt_width: int) -> int:
 
 def cost_of_many(r: Run, members: int) -> float:
     """How many times as long a decode step of several jobs takes on this device as that of one: rows through all layers."""
-    probe = _probe(r)
+    trial = _trial_call(r)
 
     def seconds(count: int) -> float:
         times = []
-        for _ in range(1 + PROBES):
+        for _ in range(1 + TRIALS):
             started = time.perf_counter()
-            jax.block_until_ready(Probe.answer([probe] * count))
+            jax.block_until_ready(ReadTokens.answer([trial] * count))
             times.append(time.perf_counter() - started)
         return min(times)
 
     return seconds(members) / seconds(1)
 
 
-def _probe(r: Run, *, outline: bool = False) -> Probe:
+def _trial_call(r: Run, *, outline: bool = False) -> ReadTokens:
     """A few tokens for every completion of a batch; of shapes alone, if it is only to be compiled."""
     count = TOKENS if ahead_of_time.serves() else 1
     tokens_B1 = np.ones((r.cfg.training.prompts_per_step * r.cfg.grpo.num_generations, 1), np.int32)
     if outline:
-        return Probe(r.model.shapes, loading.state_shapes(r.cfg, r.model).trainable, tokens_B1, r.model.arch, count)
+        return ReadTokens(r.model.shapes, loading.state_shapes(r.cfg, r.model).trainable, tokens_B1, r.model.arch, count)
     trainable = loading.new_trainable(r.cfg, r.model)  # made before weights are read: its program is soon compiled
-    return Probe(r.model.weights, trainable, tokens_B1, r.model.arch, count)
+    return ReadTokens(r.model.weights, trainable, tokens_B1, r.model.arch, count)
 
 
 def _lacks_report(folder: Path) -> bool:

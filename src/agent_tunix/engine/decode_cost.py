@@ -1,4 +1,4 @@
-"""A small request whose time shows what it takes a device to serve several runs at once."""
+"""A small call whose time shows what it costs a device to decode for several runs at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agent_tunix.models.lora import Adapters, Trainable
 
 
 @dataclasses.dataclass(frozen=True)
-class Probe(ProgramCall):
+class ReadTokens(ProgramCall):
     """Reads `count` tokens of every row.
 
     With several, the device's time is seen, and not the call's, which threads that want the interpreter can make long.
@@ -34,10 +34,10 @@ class Probe(ProgramCall):
 
     @property
     def kind(self) -> tuple:
-        return (Probe,)
+        return (ReadTokens,)
 
     @staticmethod
-    def program(calls: Sequence[Probe]) -> Program:
+    def program(calls: Sequence[ReadTokens]) -> Program:
         members, tokens = zip(*((r.trainable, r.tokens_B1) for r in calls), strict=True)
         static = {"arch": calls[0].arch, "count": calls[0].count}
         return Program(_read_tokens, (calls[0].weights, members, tokens), static)
