@@ -26,6 +26,9 @@ REWRITTEN: list[tuple[str, Replacement]] = [
     (r"\\(?:left|right)(?![a-zA-Z])|\\[!,()\[\]]", ""),
     (r"(?<=\\sqrt) ?([0-9])(?![0-9])", r"{\1}"),
     (r"(?<=[0-9])(?=\\[dt]?frac|[¼-¾⅐-⅞])", " "),  # of a mixed number
+    # What is added up above or below the line of a fraction keeps together.
+    (r"(\\[dt]?frac ?)\{([^{}]+[-+][^{}]*)\}", r"\1{(\2)}"),
+    (r"(\\[dt]?frac ?(?:\{[^{}]*\}|[0-9]) ?)\{([^{}]+[-+][^{}]*)\}", r"\1{(\2)}"),
     (r"\\[dt]?frac ?(?:\{([^{}]*)\}|([0-9])) ?(?:\{([^{}]*)\}|([0-9]))", r"\1\2/\3\4"),  # \frac12 is LaTeX too
     (r"\\([$%])", r"\1"),
     ("[¼-¾⅐-⅞]", lambda sign: unicodedata.normalize("NFKC", sign[0]).replace("⁄", "/")),
@@ -75,12 +78,16 @@ remembered = functools.lru_cache(1024)  # a truth is compared with all completio
 @remembered
 def plain(text: str) -> str:
     """LaTeX's and Unicode's ways to write a number, in ASCII; the content of the last box, where there is one."""
-    text = text.translate(WIDE).translate(DASHES)
-    boxes = BOXED.findall(text)
-    text = boxes[-1] if boxes else text
+    text = unboxed(text.translate(WIDE).translate(DASHES))
     for pattern, replacement in RULES:
         text = pattern.sub(replacement, text)
     return text
+
+
+def unboxed(text: str) -> str:
+    """The content of the last box, where there is one."""
+    boxes = BOXED.findall(text)
+    return boxes[-1] if boxes else text
 
 
 @remembered

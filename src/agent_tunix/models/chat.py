@@ -1,4 +1,8 @@
-"""How a question becomes a prompt and an answer a demonstration: Gemma's chat turns and our four tags."""
+"""How a question becomes a prompt and an answer a demonstration: Gemma's chat turns and our four tags.
+
+Gemma's turns are written by hand, as they are one line of text. A test compares them with the chat template that is
+exported, which jinja2 renders.
+"""
 
 from __future__ import annotations
 

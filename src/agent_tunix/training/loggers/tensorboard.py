@@ -1,7 +1,7 @@
 """Curves as TensorBoard reads them: a file of records, each an event by the layout of TensorFlow's protocol buffers.
 
-Written here because the libraries that write it load all of PyTorch where that is installed, which is five seconds of every
-start. A record is its length, a check of the length, the event, and a check of the event.
+Written by hand because tensorboardX 2.6.5 still loads PyTorch where that is installed, seven seconds of every start.
+A record is its length, a check of the length, the event, and a check of the event.
 """
 
 from __future__ import annotations
