@@ -139,8 +139,10 @@ def _faults_of_numbers(damage: Damage, scene: Scene, folder: Path, outcome: Outc
         yield "it was evaluated to other numbers"
     if damage.command == "export" and content(folder / "run" / "exports") not in map(scene.exported.get, taken):
         yield "what was exported differs"
-    if damage.command == "init_from" and weights(folder / "next", 1) not in scene.continued.values():
-        yield "the run that starts from it has learnt something else"
+    if damage.command == "init_from":
+        begun = re.search(r"^  init_step: (\d+)$", (folder / "next" / "config.yaml").read_text(), re.MULTILINE)
+        if begun is None or weights(folder / "next", 1) != scene.continued.get(int(begun[1])):
+            yield "the run that starts from it has learnt something else"
     yield from half_written(folder)
     if STEPS in taken and damage.command != "resume":
         yield f"there is no step {STEPS} yet"
