@@ -230,6 +230,7 @@ def _become(arguments: Sequence[str], folder: Path, streams: tuple[int, int, int
     os.chdir(folder)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
+    sys.stdin, sys.stdout, sys.stderr = opened = [os.fdopen(n, "rww"[n], 1, closefd=False) for n in range(3)]
     sys.argv = ["agent-tunix", *arguments]
     Path(MARK).touch()
     code = 1
@@ -240,8 +241,9 @@ def _become(arguments: Sequence[str], folder: Path, streams: tuple[int, int, int
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException:
         traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in opened:
+        with contextlib.suppress(OSError, ValueError):  # a reward function may have closed it
+            stream.flush()
     os._exit(code)
 
 
