@@ -229,7 +229,7 @@ def hostile() -> None:
                 "import sys, time; sys.path.insert(0, sys.argv[1]); import graders\n"
                 "import math_verify\n"
                 f"graders.{grader}('x+x', '2x')\n"
-                f"begun = time.perf_counter(); verdict = graders.{grader}(graders.HOSTILE[sys.argv[2]], '7')\n"
+                f"begun = time.perf_counter(); verdict = graders.{grader}(graders.HOSTILE[sys.argv[2]], 'x^2+7')\n"
                 "print(verdict, f'{time.perf_counter() - begun:.3f} s')"
             )
             command = [sys.executable, "-c", program, str(Path(__file__).parent), name]
