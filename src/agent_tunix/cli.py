@@ -172,8 +172,10 @@ def run_sweep(composed: Sequence[JobReturn], folder: Path, fuse: str) -> list[fl
 def close_sweep(folder: Path) -> None:
     """Sums up a sweep that any launcher has run."""
     from agent_tunix.lab.sweep import sweep_closing
+    from agent_tunix.training.guard import Interruption
 
-    sweep_closing.close(_relative(folder), console)
+    with Interruption():  # all jobs have ended, and this soon has
+        sweep_closing.close(_relative(folder), console)
 
 
 def _given(overrides: Iterable[str]) -> tuple[str, ...]:

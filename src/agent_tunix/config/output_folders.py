@@ -30,7 +30,12 @@ def missing(path: Path) -> list[Path]:
 
 
 def remove_unused() -> None:
-    """Removes what Hydra has made for this command, where it holds nothing."""
+    """Removes what Hydra has made for this command, where it holds nothing; in the folder of a sweep, those of jobs too."""
+    for folder in (path.parent for path in _to_come if path.name == MULTIRUN and path.parent in _to_come):
+        with contextlib.suppress(OSError):  # it is not there, or another process keeps it for itself
+            claimed = claim(folder)
+            remove_empty(job for job in folder.iterdir() if job.is_dir())
+            os.close(claimed)
     remove_empty(_to_come)
 
 

@@ -34,6 +34,7 @@ from agent_tunix.console import show_controls
 from agent_tunix.errors import UserError
 
 GRACE = 1.0  # seconds that a process has to say where it is and to end, before it is killed
+TURN = 0.2  # seconds
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)  # as faulthandler writes it, the innermost first
 Row = tuple[str, str, str]  # prompt, completion, answer
 
@@ -101,7 +102,7 @@ class RewardProcess:
         try:
             if asked:
                 self._answers.send(asked)
-            if self._answers.poll(self._timeout):
+            if self._comes():
                 answer = self._answers.recv()
                 self._used_up = False
                 return answer
@@ -110,6 +111,14 @@ class RewardProcess:
         if self._process.poll() is not None:  # its end is not seen where it has left a process that has the connection too
             raise CallStopped(f"did not return: its process {_end(self._process)}", row)
         raise CallStopped(f"took longer than reward.timeout={self._timeout:g} s{self._stop()}", row)
+
+    def _comes(self) -> bool:
+        """Whether there is an answer in time. Between short turns of waiting a thread hears what others raise in it."""
+        deadline = time.monotonic() + self._timeout
+        while (left := deadline - time.monotonic()) > 0:
+            if self._answers.poll(min(left, TURN)):
+                return True
+        return False
 
     def _stop(self) -> str:
         """Ends the process; returns the line at which the function was."""

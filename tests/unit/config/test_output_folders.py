@@ -3,7 +3,7 @@ from __future__ import annotations
 import fcntl
 import os
 
-from agent_tunix.config.output_folders import MULTIRUN, missing, note, remove_empty, remove_unused
+from agent_tunix.config.output_folders import MULTIRUN, missing, note, remove_unused
 
 
 def test_what_was_there_before_stays_and_so_does_what_holds_something(tmp_path):
@@ -20,13 +20,24 @@ def test_what_was_there_before_stays_and_so_does_what_holds_something(tmp_path):
 
 def test_hydras_file_goes_where_it_is_alone(tmp_path):
     note(tmp_path / "sweep" / MULTIRUN)
-    (tmp_path / "sweep" / "0").mkdir(parents=True)
+    for job in ("0", "1"):
+        (tmp_path / "sweep" / job).mkdir(parents=True)
     (tmp_path / "sweep" / MULTIRUN).touch()
+    (tmp_path / "sweep" / "1" / "config.yaml").touch()
     remove_unused()
     assert (tmp_path / "sweep" / MULTIRUN).exists()
-    remove_empty([tmp_path / "sweep" / "0"])
+    assert not (tmp_path / "sweep" / "0").exists(), "nothing came of that job"
+    (tmp_path / "sweep" / "1" / "config.yaml").unlink()
     remove_unused()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_in_one_that_was_there_before_are_not_ours(tmp_path):
+    (tmp_path / "sweep" / "mine").mkdir(parents=True)
+    note(tmp_path / "sweep" / MULTIRUN)
+    (tmp_path / "sweep" / MULTIRUN).touch()
+    remove_unused()
+    assert (tmp_path / "sweep" / "mine").exists()
 
 
 def test_a_path_through_a_file_is_missing(tmp_path):

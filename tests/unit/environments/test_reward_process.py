@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -147,6 +148,25 @@ def test_a_thread_that_is_not_the_main_one_may_wait():
     (thread := threading.Thread(target=wait)).start()
     thread.join()
     assert "took longer than" in str(faults[0])
+
+
+def test_a_thread_that_waits_hears_what_another_raises_in_it():
+    """So is the loop of a fused sweep stopped."""
+    waiting, heard = threading.Event(), []
+
+    def wait():
+        try:
+            waiting.set()
+            called("sleep", ["a"], 1000)
+        except KeyboardInterrupt:
+            heard.append(True)
+
+    (thread := threading.Thread(target=wait, daemon=True)).start()
+    waiting.wait()
+    time.sleep(1)  # until the call is made; where it is not yet, this is heard all the same
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))
+    thread.join(60)
+    assert heard == [True]
 
 
 def test_calls_share_a_process_that_is_not_this_one_also_under_other_weights_and_from_several_threads():

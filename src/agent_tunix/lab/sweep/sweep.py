@@ -75,11 +75,10 @@ def run(jobs: Sequence[Job], folder: Path, console: Console, fuse: Fuse = "auto"
     """Runs the jobs that are not finished yet; returns the results of all, in their order, and writes sweep.json."""
     folder.mkdir(parents=True, exist_ok=True)
     again = f"the same command with {shlex.quote(f'hydra.sweep.dir={value_text(str(folder))}')} goes on from here."
-    with claimed(folder):
+    with Interruption() as interruption, claimed(folder):
         loading.start_device(partial(say, console))
         try:
-            with Interruption() as interruption:
-                found = train_all(jobs, folder, console, Loaded(), interruption, fuse)
+            found = train_all(jobs, folder, console, Loaded(), interruption, fuse)
         except Exception:
             if job_folders(folder):
                 report_on(folder, console.print)

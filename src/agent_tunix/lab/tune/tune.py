@@ -40,23 +40,24 @@ MARGIN = 0.9  # of a budget in time: what was measured is not quite what will be
 def run(cfg: TuneConfig, folder: Path, console: Console, overrides: Sequence[str] = ()) -> Record:
     """Searches, or goes on with the search in `folder`; returns what it also writes to tune.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    with claimed(folder):
-        return _in_folder(cfg, folder, console, overrides)
+    with Interruption() as interruption, claimed(folder):
+        return _in_folder(cfg, folder, console, overrides, interruption)
 
 
-def _in_folder(cfg: TuneConfig, folder: Path, console: Console, overrides: Sequence[str]) -> Record:
+def _in_folder(
+    cfg: TuneConfig, folder: Path, console: Console, overrides: Sequence[str], interruption: Interruption
+) -> Record:
     """As `run`, in a folder that no other process writes to."""
     earlier = check(cfg, folder)
     loading.start_device(partial(say, console))
-    with Interruption() as interruption:
-        s, plan = begin(cfg, folder, console, overrides, interruption)
-        settings, best, all_diverged = start(cfg), None, False
-        try:
-            fit(s, plan, settings, earlier)
-            best = search(s, settings)
-            status, words = "completed", ""
-        except EndedError as end:
-            status, words, all_diverged = end.status, str(end), isinstance(end, AllDivergedError)
+    s, plan = begin(cfg, folder, console, overrides, interruption)
+    settings, best, all_diverged = start(cfg), None, False
+    try:
+        fit(s, plan, settings, earlier)
+        best = search(s, settings)
+        status, words = "completed", ""
+    except EndedError as end:
+        status, words, all_diverged = end.status, str(end), isinstance(end, AllDivergedError)
     if not (folder / "tune.yaml").exists():
         s.say(f"{words} Nothing was tried yet.")
         return s.record
