@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from agent_tunix.algorithm.objectives import Coefficients, LossForm, per_sequence
 from agent_tunix.algorithm.optimizers import Hyperparameters
-from agent_tunix.config.load import read_config, validate
+from agent_tunix.config.load import read_saved, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine.calls import Sample, Update
 from agent_tunix.engine.sampler import Draw, Sampling, sample
@@ -260,7 +260,7 @@ def on(fsdp: int, tp: int) -> str:
 
 
 def final_adapters(run: str):
-    cfg = validate(read_config(Path(run) / "config.yaml"), Config)
+    cfg = validate(read_saved(Path(run) / "config.yaml"), Config)
     model = loading.load_model(cfg)
     return loading.load_trained(run, cfg, model)[0], model
 
@@ -309,7 +309,7 @@ def test_a_run_saved_on_one_mesh_goes_on_on_another(command):
     for key, value in ours.items():
         np.testing.assert_allclose(value.astype(np.float32), theirs[key].astype(np.float32), atol=2e-3, rtol=2e-2)
 
-    saved = validate(read_config(Path("on2x2/config.yaml")), Config).model_dump(mode="json")
+    saved = validate(read_saved(Path("on2x2/config.yaml")), Config).model_dump(mode="json")
     saved["training"] |= {"init_from": "on2x2", "resume": None}
     saved["model"] |= {"mesh_shape": [[2, 1], ["fsdp", "tp"]]}
     cfg = validate(saved, Config)

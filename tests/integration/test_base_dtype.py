@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from agent_tunix.config.load import read_config, validate
+from agent_tunix.config.load import read_saved, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.models.checkpoints.loading import quantised, stacked_tensor
 from agent_tunix.models.lora import merge
@@ -36,7 +36,7 @@ def train(command, folder: str, *arguments: str) -> str:
 
 
 def config(folder: str) -> Config:
-    return validate(read_config(loading.Path(folder) / "config.yaml"), Config)
+    return validate(read_saved(loading.Path(folder) / "config.yaml"), Config)
 
 
 def adapters(folder: str):

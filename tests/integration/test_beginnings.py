@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agent_tunix.config.load import read_config
+from agent_tunix.config.load import read_saved
 from agent_tunix.models.checkpoints.loading import load_weights
 from agent_tunix.training import loading
 from agent_tunix.training.run_folder import read_records
@@ -64,8 +64,8 @@ def test_demonstrations_teach_and_grpo_goes_on_from_them(command, tmp_path, warm
 def test_what_a_run_began_from_stays_though_the_earlier_one_goes_on(command, tmp_path, warm):
     begun = [f"training.init_from={warm}", "model.weights=no/where", "training.num_batches=1", "hydra.run.dir=next"]
     assert command("train", *FEW, *begun).code == 0
-    saved = read_config(tmp_path / "next" / "config.yaml")
-    assert (saved.training.init_step, saved.model.weights) == (20, "package:tiny")
+    saved = read_saved(tmp_path / "next" / "config.yaml")
+    assert (saved["training"]["init_step"], saved["model"]["weights"]) == (20, "package:tiny")
 
     def accuracy():
         assert command("evaluate", "run=next", "step=0", "evaluation.num_examples=64").code == 0

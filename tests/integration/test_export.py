@@ -16,7 +16,7 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from agent_tunix.config.load import read_config, validate
+from agent_tunix.config.load import read_saved, validate
 from agent_tunix.config.schema import Config, ExportConfig
 from agent_tunix.models.checkpoints.hub import find_checkpoint
 from agent_tunix.models.checkpoints.loading import load_weights
@@ -66,7 +66,7 @@ def test_merged_completes_as_trained(command, trained, tmp_path):
     folder = trained / "exports" / "merged-2"
     assert str(folder.relative_to(tmp_path)) in outcome.out
 
-    cfg = validate(read_config(trained / "config.yaml"), Config)
+    cfg = validate(read_saved(trained / "config.yaml"), Config)
     model = loading.load_model(cfg)
     adapters, _ = loading.load_trained(str(trained), cfg, model)
     arch = read_architecture(folder)
@@ -122,7 +122,7 @@ def test_peft_folder_has_names_and_shapes_of_peft(command, trained):
     assert not left.exists()
     assert sorted(file.name for file in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     config = json.loads((folder / "adapter_config.json").read_text())
-    model = validate(read_config(trained / "config.yaml"), Config).model
+    model = validate(read_saved(trained / "config.yaml"), Config).model
     assert (config["r"], config["lora_alpha"], config["peft_type"]) == (16, model.lora_alpha, "LORA")
     shapes = {name: value.shape for name, value in load_file(folder / "adapter_model.safetensors").items()}
     assert shapes["base_model.model.model.layers.3.mlp.down_proj.lora_A.weight"] == (16, 256)
@@ -164,7 +164,7 @@ def test_a_working_directory_that_is_empty_stays(command, tmp_path):
 
 def test_sizes_that_are_published_with_a_vision_tower_have_its_names(tmp_path, trained):
     """From a base in another layout than Hugging Face's, which does not tell."""
-    cfg = validate(read_config(trained / "config.yaml"), Config)
+    cfg = validate(read_saved(trained / "config.yaml"), Config)
     for layers, name in {18: "model.layers.17", 34: "model.language_model.layers.33"}.items():
         adapters = Adapters({"q_proj": np.ones((layers, 4, 2))}, {"q_proj": np.ones((layers, 2, 4))}, 1.0)
         export._write_peft(tmp_path, tmp_path / "base.gguf", cfg, adapters, "float32")

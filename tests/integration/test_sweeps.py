@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from agent_tunix.config.load import read_config, validate
+from agent_tunix.config.load import read_saved, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.lab.advice import LabAdvisor
 from agent_tunix.lab.plan import memory, plan
@@ -53,7 +53,7 @@ def numbers(path: Path) -> list[dict]:
 
 
 def learnt(folder: Path):
-    cfg = validate(read_config(folder / "config.yaml"), Config)
+    cfg = validate(read_saved(folder / "config.yaml"), Config)
     return loading.load_trained(str(folder), cfg, loading.load_model(cfg))[0]
 
 

@@ -10,7 +10,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3Config, Gemma3ForConditionalGeneration
 
-from agent_tunix.config.load import config_text, read_config, validate
+from agent_tunix.config.load import config_text, read_saved, validate
 from agent_tunix.config.schema import Config, ExportConfig
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.progress import Progress
@@ -49,7 +49,7 @@ def asked(run):
 
 
 def test_transformers_and_peft_do_what_was_trained(trained):
-    cfg = validate(read_config(trained / "run" / "config.yaml"), Config)
+    cfg = validate(read_saved(trained / "run" / "config.yaml"), Config)
     model = loading.load_model(cfg)
     adapters, _ = loading.load_trained(str(trained / "run"), cfg, model)
     examples = load_examples(cfg, "test", 32, model.tokenizer, print)
@@ -88,7 +88,7 @@ def test_transformers_and_peft_do_what_was_trained(trained):
 
 def test_exported_tokenizer_writes_the_prompts_we_train_on(trained):
     theirs = AutoTokenizer.from_pretrained(trained / "merged")
-    cfg = validate(read_config(trained / "run" / "config.yaml"), Config)
+    cfg = validate(read_saved(trained / "run" / "config.yaml"), Config)
     example = load_examples(cfg, "test", 1, load_tokenizer(trained / "merged"), print)[0]
     turns = [{"role": "user", "content": example.question}]
     text = theirs.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
@@ -106,7 +106,7 @@ def test_peft_finds_the_text_part_of_a_multimodal_model(tmp_path, trained, golde
     shutil.copy(find_checkpoint("package:tiny") / "tokenizer.json", tmp_path / "base")
     arch = read_architecture(tmp_path / "base")
 
-    cfg = validate(read_config(trained / "run" / "config.yaml"), Config)
+    cfg = validate(read_saved(trained / "run" / "config.yaml"), Config)
     numbers = {key: value for key, value in vars(arch).items() if key != "query_scale"}
     section = cfg.model.model_dump() | {"weights": str(tmp_path / "base"), "lora_module_path": "(q|down)_proj"}
     section["architecture"] = {**numbers, "query_pre_attn_scalar": arch.query_scale**-2}

@@ -21,6 +21,7 @@ LAYERS = [
     "config",
     "console",
     "types",
+    "files",
     "errors",
     "signals",
 ]

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
@@ -18,6 +20,7 @@ from agent_tunix.config import mesh_shape
 from agent_tunix.config.output_folders import of_a_run
 from agent_tunix.config.schema import Config
 from agent_tunix.errors import UserError, reading
+from agent_tunix.files import SETTINGS, read_text
 
 C = TypeVar("C", bound=BaseModel)
 FOLDERS = (
@@ -29,6 +32,8 @@ FOLDER_TO_QUOTE = re.compile(r"""(["']?)([0-9][\w.+-]*|~[^"',]*)\1""")  # a comm
 CHECKSUM = re.compile(r"# checksum of all values but places: (\w*)")
 PLACES = ("model.weights", "data.path", "training.init_from", "training.resume")
 REFERENCE = re.compile(r"(\\*)\$\{")  # OmegaConf looks up what follows, unless a backslash of its own is before it
+SHOWN = 200  # characters of a value in a message
+MOST_VALUES = 10_000  # of a saved configuration; it has some 150
 WHY = {
     "grpo.num_generations": "GRPO compares the completions of one prompt with each other",
     "generation.temperature": "for greedy decoding evaluate with inference_config=greedy",
@@ -144,7 +149,7 @@ def _misfits(container: Any, trains: bool) -> Iterable[str]:
         sizes = mesh_shape.sizes_of(model["mesh_shape"])
         parted = {key: int(model["architecture"][key]) for key in mesh_shape.PARTED_BY_TP}
         micro_batch = int(training["micro_batch_size"]) if trains else None
-    except (KeyError, TypeError, ValueError):  # the schema says what is wrong with these
+    except (KeyError, TypeError, ValueError, OverflowError):  # the schema says what is wrong with these
         return ()
     return mesh_shape.faults(sizes, parted, micro_batch)
 
@@ -159,13 +164,20 @@ def report(lines: list[str], source: str = "") -> str:
     return "\n".join([f"{head} {where}", *(f"  {line}" for line in lines)])
 
 
-def read_config(path: Path) -> DictConfig:
-    """A YAML file as OmegaConf reads it; a missing or broken one is the user's to mend."""
-    with reading(path):
-        found = OmegaConf.load(path)
-    if not isinstance(found, DictConfig):
-        raise UserError(f"{path} cannot be read: it holds a list, not keys and values")
-    return found
+class _Plain(get_yaml_loader()):  # type: ignore[misc]
+    """YAML as OmegaConf has it, for what was written as plain data: text that stands for more than itself is refused."""
+
+    nodes = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event, self.nodes = self.peek_event(), self.nodes + 1
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(None, None, "it refers to another place of the file", event.start_mark)
+        if getattr(event, "tag", None) is not None:
+            raise yaml.MarkedYAMLError(None, None, f"it has a tag, {event.tag:.80}", event.start_mark)
+        if self.nodes > MOST_VALUES:
+            raise yaml.MarkedYAMLError(None, None, f"it has more than {MOST_VALUES} values", event.start_mark)
+        return super().compose_node(parent, index)
 
 
 def read_saved(path: Path, kind: type[BaseModel] = Config) -> dict[str, Any]:
@@ -176,9 +188,13 @@ def read_saved(path: Path, kind: type[BaseModel] = Config) -> dict[str, Any]:
     otherwise go unnoticed.
     """
     with reading(path):
-        saved: Any = OmegaConf.to_container(read_config(path))
-        checksum = CHECKSUM.match(path.read_text(encoding="utf-8"))
+        text = read_text(path, SETTINGS)
+        (loader := _Plain(text)).name = path.name
+        saved = loader.get_single_data()
+        if not isinstance(saved, dict):
+            raise TypeError("it does not hold keys and values")
         found = list(_references(saved))
+    checksum = CHECKSUM.match(text)
     if checksum and checksum[1] != _checksum(saved):
         raise UserError(
             f"{path} does not hold the values that were written: they do not agree with the checksum in its first line.\n"
@@ -307,4 +323,5 @@ def _suggestion(key: str, known: list[str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "null" if value is None else f"{value:.10g}" if isinstance(value, float) else str(value)
+    text = "null" if value is None else f"{value:.10g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]} ..."

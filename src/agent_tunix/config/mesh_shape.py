@@ -8,6 +8,7 @@ from typing import Any
 
 AXES = ("fsdp", "tp")
 PARTED_BY_TP = ("num_heads", "hidden_dim")  # numbers of the architecture that tp must divide
+MOST = 2**16  # devices along an axis
 Sizes = tuple[int, int]
 
 
@@ -15,10 +16,12 @@ def sizes_of(mesh_shape: Any) -> Sizes:
     """(fsdp, tp) of a `model.mesh_shape`, which may leave one axis out; raises ValueError where it is not written as one."""
     match mesh_shape:
         case [[*sizes], [*axes]] if axes and axes == [axis for axis in AXES if axis in axes] and len(sizes) == len(axes):
-            if all(type(size) is int and size > 0 for size in sizes):
+            if all(type(size) is int and 0 < size <= MOST for size in sizes):
                 named = dict(zip(axes, sizes, strict=True))
                 return named.get("fsdp", 1), named.get("tp", 1)
-    raise ValueError("must be [[f,t],[fsdp,tp]] with whole numbers from 1 on, as in [[1,1],[fsdp,tp]] for one device")
+    raise ValueError(
+        f"must be [[f,t],[fsdp,tp]] with whole numbers from 1 to {MOST}, as in [[1,1],[fsdp,tp]] for one device"
+    )
 
 
 def shown(sizes: Sizes) -> str:

@@ -83,7 +83,7 @@ class ModelSection(Section):
     lora_rank: int = Field(ge=0, description="Rank of the adapters; 0 trains all weights, with float32 masters.")
     lora_alpha: float = Field(gt=0, description="Adapters are scaled by lora_alpha / lora_rank.")
     lora_module_path: str = Field(
-        description="Regular expression over Hugging Face module names; modules it finds are adapted."
+        max_length=2**12, description="Regular expression over Hugging Face module names; modules it finds are adapted."
     )
     mesh_shape: list[Any] = Field(
         description="Devices as [[f,t],[fsdp,tp]]: f split the batch, t the heads; an axis left out has 1."

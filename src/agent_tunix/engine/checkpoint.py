@@ -37,6 +37,7 @@ from etils import epath
 from agent_tunix.engine.checksum import described, digest, summed
 from agent_tunix.engine.progress import Progress
 from agent_tunix.errors import UserError, error_number, may_not_be_read, mistake_of, of_system, said, unparsed
+from agent_tunix.files import read_json, refuse_traps
 from agent_tunix.types import TrainState
 
 SAVER = concurrent.futures.ThreadPoolExecutor(1)  # of all runs: several at once would keep Python from the one that trains
@@ -229,10 +230,8 @@ class Checkpoints:
 
     def _record(self, step: int) -> dict[str, Any]:
         """What was saved beside the state: the progress and, since versions that do so, the checksums."""
-        for folder, _, files in os.walk(self._folder(step)):
-            if strange := [name for name in files if not os.path.isfile(os.path.join(folder, name))]:
-                raise DamagedError(f"{strange[0]!r} is no file")  # to read a pipe would wait for ever
-        record = json.loads((self._folder(step) / "progress" / "metadata").read_text(encoding="utf-8"))
+        refuse_traps(self._folder(step))
+        record = read_json(self._folder(step) / "progress" / "metadata")
         if not isinstance(record, dict):
             raise DamagedError("its record of progress is not what was saved")
         if {"arrays", "checksum"} & record.keys():

@@ -19,11 +19,12 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, AnyStr
 
 import numpy as np
 
 from agent_tunix.errors import UserError, calling, named, reading, unparsed
+from agent_tunix.files import LINE, lines, open_regular
 
 Placed = Iterator[tuple[str, Any]]  # rows, each with where it is, as messages call it
 Numbered = Iterator[tuple[int, Any]]
@@ -31,6 +32,8 @@ VALIDATION = ("validation", "valid", "val", "dev")  # what others call a split t
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}\Z")  # of a split in several files, as the hub names them
 NAMED = 6  # fields that a message lists
+ROW = 256  # bytes that a row takes beside its texts
+UNPACKED, MOST_UNPACKING = 2**26, 100  # bytes that the rows of any file may come to, and times its size that they may
 EXTRA = "pip install 'agent-tunix[datasets]'"
 SHORT_FLOATS = {"halffloat": np.float16, "float": np.float32}  # by Arrow's names
 
@@ -183,20 +186,43 @@ def _reader(file: Path, fmt: RowFormat) -> Callable[[Path], Numbered] | None:
     return readers.get(suffix)
 
 
+class Unpacked:
+    """Counts what a file comes to: a small one can hold far more rows than the machine has room for."""
+
+    def __init__(self, file: Path):
+        self._most, self._sofar = max(UNPACKED, MOST_UNPACKING * file.stat().st_size), 0
+
+    def add(self, size: int) -> None:
+        self._sofar += size
+        if self._sofar > self._most:
+            raise ValueError(
+                f"its rows come to more than {self._most:,} bytes, which is {MOST_UNPACKING} times its own size"
+            )
+
+
+def _lines(file: Path, opened: IO[AnyStr]) -> Iterator[AnyStr]:
+    unpacked = Unpacked(file)
+    for line in lines(opened):
+        unpacked.add(ROW + len(line))
+        yield line
+
+
 def _bytes(file: Path) -> Any:
-    return gzip.open(file, "rb") if file.suffix.lower() == ".gz" else open(file, "rb")
+    opened = open_regular(file)
+    return gzip.open(opened, "rb") if file.suffix.lower() == ".gz" else opened
 
 
 def _jsonl(file: Path) -> Numbered:
-    with _bytes(file) as lines:
-        yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    with _bytes(file) as raw:
+        yield from ((number, line) for number, line in enumerate(_lines(file, raw), 1) if line.strip())
 
 
 def _csv(file: Path) -> Numbered:
     with _bytes(file) as raw:
-        csv.field_size_limit(2**31 - 1)  # a text may be long
+        csv.field_size_limit(LINE)  # a text may be long
         # Strict, as a quotation mark that is never closed would take all rows after it for one text.
-        reader = csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8-sig", newline=""), strict=True)
+        text = io.TextIOWrapper(raw, encoding="utf-8-sig", newline="")
+        reader = csv.DictReader(_lines(file, text), strict=True)
         try:
             _refuse_twins([name for name in reader.fieldnames or () if name])
             yield from ((reader.line_num, row) for row in reader)
@@ -210,23 +236,52 @@ def _refuse_twins(names: list[str]) -> None:
 
 
 def _parquet(file: Path, wanted: set[str]) -> Numbered:
-    """Rows with the wanted fields alone, as others may hold what Python cannot; with all, where a wanted one is missing."""
+    """Rows with the wanted fields alone, as others may hold what Python cannot."""
     try:
         import pyarrow.parquet
     except ImportError as fault:
         raise UserError(f"data.path={file}: parquet files need pyarrow; {EXTRA}") from fault
-    table = pyarrow.parquet.ParquetFile(file)
-    _refuse_twins(table.schema_arrow.names)
-    kinds = {field.name: str(field.type) for field in table.schema_arrow}
-    read = sorted(wanted) if wanted <= set(kinds) else list(kinds)
-    short = {name: SHORT_FLOATS[kind] for name, kind in kinds.items() if kind in SHORT_FLOATS}
+    with open_regular(file) as raw:
+        schema = pyarrow.parquet.read_schema(raw)
+        _refuse_twins(schema.names)
+        if not wanted <= set(schema.names):
+            yield 1, dict.fromkeys(schema.names)
+            return
+        kinds = {name: schema.field(name).type for name in sorted(wanted)}
+        for name, kind in kinds.items():
+            _refuse_others(name, kind)
+        short = {name: SHORT_FLOATS[str(kind)] for name, kind in kinds.items() if str(kind) in SHORT_FLOATS}
 
-    def as_written(row: dict[str, Any]) -> dict[str, Any]:
-        """Floats of 32 bits as they were written: Python would show 99.99 as 99.98999786376953."""
-        return row | {name: float(str(of(row[name]))) for name, of in short.items() if row.get(name) is not None}
+        def as_written(row: dict[str, Any]) -> dict[str, Any]:
+            """Floats of 32 bits as they were written: Python would show 99.99 as 99.98999786376953."""
+            return row | {name: float(str(of(row[name]))) for name, of in short.items() if row.get(name) is not None}
 
-    rows = (as_written(row) for batch in table.iter_batches(columns=read) for row in batch.to_pylist())
-    yield from enumerate(rows, 1)
+        # As dictionaries, texts that stand there many times are held once until they have been counted.
+        table, unpacked = pyarrow.parquet.ParquetFile(raw, read_dictionary=[*kinds]), Unpacked(file)
+        batches = table.iter_batches(columns=[*kinds])
+        rows = (as_written(row) for batch in batches for row in _counted(batch, unpacked).to_pylist())
+        yield from enumerate(rows, 1)
+
+
+def _refuse_others(name: str, kind: Any) -> None:
+    """Refuses a field of parquet that holds neither texts nor numbers, before any is read."""
+    from pyarrow import types
+
+    of = kind.value_type if types.is_dictionary(kind) else kind
+    texts = types.is_string(of) or types.is_large_string(of)
+    numbers = types.is_integer(of) or types.is_floating(of) or types.is_decimal(of) or types.is_boolean(of)
+    if not (texts or numbers or types.is_temporal(of) or types.is_null(of)):
+        raise ValueError(f"the field '{name}' holds {kind}, not a text or a number")
+
+
+def _counted(batch: Any, unpacked: Unpacked) -> Any:
+    from pyarrow import compute, types
+
+    unpacked.add(ROW * len(batch))
+    for column in batch.columns:
+        if types.is_dictionary(column.type) and types.is_string(column.type.value_type):
+            unpacked.add(compute.sum(compute.binary_length(column.dictionary).take(column.indices)).as_py() or 0)
+    return batch
 
 
 def _from_hub(repository: str, subset: str | None, name: str) -> tuple[str, Placed] | None:

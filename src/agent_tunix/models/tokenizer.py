@@ -5,18 +5,23 @@ All give the same tokens. A control token that a text spells out, as Gemma's cha
 
 from __future__ import annotations
 
+import base64
+import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from agent_tunix.errors import UserError, reading
+from agent_tunix.files import TOKENIZER, read_bytes
 from agent_tunix.models.checkpoints.gguf import GgufFile
 from agent_tunix.models.checkpoints.orbax import is_orbax
 
 PAD, END, BEGIN, UNKNOWN, END_OF_TURN = "<pad>", "<eos>", "<bos>", "<unk>", "<end_of_turn>"
 START_OF_TURN = "<start_of_turn>"
+MOST_GROWTH = 128  # times that a text may become longer before it is cut into tokens
 JSON, MODEL = "tokenizer.json", "tokenizer.model"
 
 
@@ -45,9 +50,11 @@ class JsonTokenizer:
 
         self._path = path
         with _reading(path):
-            self._backend = Backend.from_file(str(path))
+            self._backend = Backend.from_buffer(read_bytes(path, TOKENIZER))
             self._backend.no_padding()  # which the file of a model that was trained elsewhere may ask for
             self._backend.no_truncation()
+            self._backend.post_processor = None  # no token is put around a text here
+            _refuse_growth([self._backend.normalizer, self._backend.pre_tokenizer], self._backend.decoder)
             self._backend.encode("?")  # which a vocabulary that lacks its own token for the unknown may not have
         self.pad_id, self.begin_id, self.unknown_id, *ends = (
             _required(self._backend.token_to_id(token), token, path) for token in (PAD, BEGIN, UNKNOWN, END, END_OF_TURN)
@@ -76,6 +83,7 @@ class SentencePieceTokenizer:
 
         self._path = path
         with _reading(path):
+            _refuse_long_surfaces(model)
             self._backend = SentencePieceProcessor(model_proto=model)
         self._size = self._backend.get_piece_size()
         known = {self._backend.id_to_piece(i): i for i in range(min(1024, self._size))}
@@ -116,8 +124,50 @@ def load_tokenizer(checkpoint: Path) -> Tokenizer:
             return JsonTokenizer(folder / JSON)
         if (folder / MODEL).exists():
             with _reading(folder / MODEL):
-                return SentencePieceTokenizer((folder / MODEL).read_bytes(), folder / MODEL)
+                return SentencePieceTokenizer(read_bytes(folder / MODEL, TOKENIZER), folder / MODEL)
     raise UserError(f"{checkpoint} holds neither {JSON} nor {MODEL}; copy the model's tokenizer there.")
+
+
+def _refuse_growth(before: Sequence[Any], after: Any) -> None:
+    """Refuses steps around the model that could make a text many times longer, as a chain of replacements can."""
+    for steps in (before, [after]):
+        growth = math.prod(_growth(json.loads(step.__getstate__())) for step in steps if step is not None)
+        if growth > MOST_GROWTH:
+            raise ValueError(f"it could make a text {growth:.2g} times longer")
+
+
+def _growth(step: Mapping[str, Any]) -> float:
+    """How many times longer a text may become by a step of tokenizers."""
+    if step["type"] == "Sequence":
+        return math.prod(
+            _growth(part) for name in ("normalizers", "pretokenizers", "decoders") for part in step.get(name, ())
+        )
+    if step["type"] == "Replace":
+        content, found = step["content"], step["pattern"].get("String")  # a regular expression may find an empty text
+        return max(1.0, len(content) / len(found)) if found else 1.0 + len(content)
+    if step["type"] == "Prepend":
+        return 1.0 + len(step["prepend"])
+    if step["type"] == "Precompiled":
+        return 1.0 + _longest(base64.b64decode(step["precompiled_charsmap"]))
+    return 2.0 if step["type"] == "ByteLevel" else 1.0
+
+
+def _refuse_long_surfaces(model: bytes) -> None:
+    """As `_refuse_growth`, for a SentencePiece model."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    pb: Any = sentencepiece_model_pb2  # its classes are made when it is imported
+    whole = pb.ModelProto.FromString(model)
+    maps = (whole.normalizer_spec.precompiled_charsmap, whole.denormalizer_spec.precompiled_charsmap)
+    growth = max(*map(_longest, maps), len(whole.trainer_spec.unk_surface))
+    if growth > MOST_GROWTH:
+        raise ValueError(f"it could make a text {growth} times longer")
+
+
+def _longest(charsmap: bytes) -> int:
+    """The length of the longest text in SentencePiece's map of characters to texts: a trie, then texts that end in zeros."""
+    trie = int.from_bytes(charsmap[:4], "little")
+    return max(map(len, charsmap[4 + trie :].split(b"\0")))
 
 
 def _reading(path: Path) -> AbstractContextManager[None]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_tunix.errors import reading
+from agent_tunix.files import TOKENIZER, read_bytes
 from agent_tunix.models import tokenizer as tk
 from agent_tunix.models.checkpoints.gguf import CONTROL, USER_DEFINED, GgufFile
 from agent_tunix.models.checkpoints.orbax import is_orbax
@@ -59,8 +60,13 @@ def _own_files(checkpoint: Path) -> dict[str, bytes]:
     if checkpoint.suffix == ".gguf":
         return {tk.MODEL: GgufFile(checkpoint).tokenizer_model()}
     folders = (checkpoint.parent, checkpoint) if is_orbax(checkpoint) else (checkpoint,)
-    with reading(checkpoint):
-        return {name: (folder / name).read_bytes() for folder in folders for name in COPIED if (folder / name).exists()}
+    own = {name: folder / name for folder in folders for name in COPIED if (folder / name).exists()}
+    return {name: _bytes(path) for name, path in own.items()}
+
+
+def _bytes(path: Path) -> bytes:
+    with reading(path, "download it again"):
+        return read_bytes(path, TOKENIZER)
 
 
 def _lacking(files: dict[str, bytes]) -> dict[str, Any]:

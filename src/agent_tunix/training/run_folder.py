@@ -12,7 +12,8 @@ from typing import Any
 
 from agent_tunix.config import output_folders
 from agent_tunix.engine import distributed
-from agent_tunix.errors import UserError
+from agent_tunix.errors import UserError, reading
+from agent_tunix.files import JSON, read_bytes, short_lines
 from agent_tunix.training.loggers.base import Logger, working
 from agent_tunix.types import Record
 
@@ -160,15 +161,18 @@ def _lines_until(path: Path, step: int) -> bytes:
     """The lines of a .jsonl file that tell of a step or of those before it, as they are."""
     if not path.is_file():
         raise UserError(f"{path} is not a file, and a run's records go there. Move it away.")
-    lines = path.read_bytes().split(b"\n")
-    steps = [[record.get("step") for record in objects([line.decode(errors="replace")])] for line in lines]
-    kept = [isinstance(of[0], int) and of[0] <= step if of else False for of in steps]
-    return b"".join(line + b"\n" for line, stays in zip(lines, kept, strict=True) if stays)
+
+    def stays(line: bytes) -> bool:
+        return any(isinstance(of := record.get("step"), int) and of <= step for record in objects([_decoded(line)]))
+
+    with reading(path):
+        return b"".join(line + b"\n" for line in short_lines(path) if stays(line))
 
 
 def read_records(path: Path) -> list[Record]:
     """The objects of a .jsonl file, as far as they can be read: a kill or a full disk cuts a line short."""
-    return objects(read_text(path).split("\n"))
+    with reading(path):
+        return objects(map(_decoded, short_lines(path))) if path.is_file() else []
 
 
 def last_step(path: Path) -> int:
@@ -178,7 +182,13 @@ def last_step(path: Path) -> int:
 
 
 def read_text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    """A file of a run's folder; an empty text where there is none. Refuses one that is too large to be of a run."""
+    with reading(path):
+        return _decoded(read_bytes(path, JSON)) if path.is_file() else ""
+
+
+def _decoded(text: bytes) -> str:
+    return text.decode("utf-8", errors="replace")
 
 
 def objects(texts: Iterable[str]) -> list[Record]:
@@ -186,8 +196,9 @@ def objects(texts: Iterable[str]) -> list[Record]:
     found = []
     for text in texts:
         with contextlib.suppress(ValueError, RecursionError):
-            found.append(json.loads(text))
-    return [record for record in found if isinstance(record, dict)]
+            if isinstance(record := json.loads(text), dict):
+                found.append(record)
+    return found
 
 
 def read_object(path: Path) -> Record:

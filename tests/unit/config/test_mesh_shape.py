@@ -32,6 +32,8 @@ def test_an_axis_that_is_left_out_has_one_device():
         [[True], ["tp"]],
         [[1, 1.5], ["fsdp", "tp"]],
         [["a", 1], ["fsdp", "tp"]],
+        [[10**9, 1], ["fsdp", "tp"]],
+        [[1, 2**100], ["fsdp", "tp"]],
     ],
 )
 def test_what_is_no_shape_is_refused(shape):

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent_tunix.environments import tables
 from agent_tunix.environments.tables import Row, RowFormat, read_rows
 from agent_tunix.errors import UserError
 
@@ -129,6 +130,34 @@ def test_a_field_that_is_not_asked_for_may_hold_what_python_cannot(tmp_path, uni
     assert rows == [Row("q1", "1")]
     with pytest.raises(UserError, match=r"data\.parquet cannot be read"):
         read_rows(str(tmp_path / "data.parquet"), None, "train", 1.0, dataclasses.replace(PLAIN, answer_field="when"))
+
+
+def test_a_small_file_that_comes_to_a_great_many_rows_is_refused(tmp_path, monkeypatch):
+    """As gzip and parquet can hold them."""
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow comes with the extra `datasets`")
+    import pyarrow
+
+    same = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 1000, pyarrow.int32()), pyarrow.array(["x" * 1000]))
+    parquet.write_table(pyarrow.table({"question": same, "answer": same}), tmp_path / "data.parquet")
+    row = lines({"question": "x" * 1000, "answer": "1"})
+    (tmp_path / "data.jsonl.gz").write_bytes(gzip.compress(row.encode() * 2000))
+    (tmp_path / "data.csv.gz").write_bytes(gzip.compress(b"question,answer\n" + b"x,1\n" * 10_000))
+    for name in ("data.parquet", "data.jsonl.gz", "data.csv.gz"):
+        assert read_rows(str(tmp_path / name), None, "train", 1.0, PLAIN)[0]
+    monkeypatch.setattr(tables, "UNPACKED", 100_000)
+    for name in ("data.parquet", "data.jsonl.gz", "data.csv.gz"):
+        with pytest.raises(UserError, match=rf"{name} cannot be read: its rows come to more than .* 100 times its own size"):
+            read_rows(str(tmp_path / name), None, "train", 1.0, PLAIN)
+
+
+def test_a_field_of_lists_is_refused_before_it_is_read(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow comes with the extra `datasets`")
+    import pyarrow
+
+    for values in ([["1"]], [b"1"]):
+        parquet.write_table(pyarrow.table({"question": ["q1"], "answer": values}), tmp_path / "data.parquet")
+        with pytest.raises(UserError, match=r"the field 'answer' holds (list|binary).*, not a text or a number"):
+            read_rows(str(tmp_path / "data.parquet"), None, "train", 1.0, PLAIN)
 
 
 @pytest.mark.parametrize("of", [np.float16, np.float32, np.float64])

@@ -1,5 +1,6 @@
 """Tokenizers of all three sources: control tokens in the text, text given back, what is broken named."""
 
+import base64
 import io
 import json
 from unittest.mock import Mock
@@ -146,6 +147,46 @@ def test_what_only_a_text_finds_wrong_is_named_too(tmp_path):
     for encode in (tokenizer.encode, lambda text: tokenizer.encode_all([text])):
         with pytest.raises(UserError, match=r"tokenizer\.json is damaged .*unk_id"):
             encode("Ann")
+
+
+def replacing(*contents: str, **pattern: str) -> dict:
+    replaced = [{"type": "Replace", "pattern": pattern or {"String": "n"}, "content": content} for content in contents]
+    return {"type": "Sequence", "normalizers": replaced, "decoders": replaced}
+
+
+@pytest.mark.parametrize("place", ["normalizer", "decoder"])
+def test_a_tokenizer_that_makes_texts_far_longer_is_refused(tmp_path, place):
+    """As a chain of replacements does, by which a short text takes all memory."""
+    for few in (replacing("▁", "nn"), replacing(" ", Regex=" {2,}")):
+        load_tokenizer(write_json(tmp_path, **{place: few}))
+    for many in (replacing(*["n" * 10] * 3), replacing("n" * 200, Regex="")):
+        with pytest.raises(UserError, match=r"tokenizer\.json .*times longer"):
+            load_tokenizer(write_json(tmp_path, **{place: many}))
+
+
+def test_a_map_of_characters_to_long_texts_is_refused(tmp_path, model):
+    """In a tokenizer.json, and in a SentencePiece model, whose library has the same."""
+    charsmap = (0).to_bytes(4, "little") + b"a\0" + b"n" * 200 + b"\0"
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}
+    with pytest.raises(UserError, match=r"tokenizer\.json"):
+        load_tokenizer(write_json(tmp_path, normalizer=normalizer))
+    (tmp_path / "tokenizer.json").unlink()
+    for change in ({"normalizer_spec": charsmap}, {"denormalizer_spec": charsmap}, {"trainer_spec": "?" * 200}):
+        proto = pb.ModelProto.FromString(model)
+        for spec, value in change.items():
+            setattr(getattr(proto, spec), "unk_surface" if spec == "trainer_spec" else "precompiled_charsmap", value)
+        (tmp_path / "tokenizer.model").write_bytes(proto.SerializeToString())
+        with pytest.raises(UserError, match=r"tokenizer\.model .*times longer"):
+            load_tokenizer(tmp_path)
+
+
+def test_what_a_file_puts_around_texts_is_left_out(tmp_path):
+    """It could repeat a text a thousand times."""
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    around = {"type": "TemplateProcessing", "single": [text] * 1000, "pair": [text], "special_tokens": {}}
+    assert load_tokenizer(write_json(tmp_path, post_processor=around)).encode("Ann has 12") == load_tokenizer(
+        find_checkpoint("package:tiny")
+    ).encode("Ann has 12")
 
 
 def test_a_panic_of_the_library_is_a_message(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from test_tensorboard import events_in
 
+from agent_tunix import files
 from agent_tunix.errors import UserError
 from agent_tunix.training.loggers.tensorboard import TensorBoard
 from agent_tunix.training.metrics import peak_memory_gb
@@ -65,6 +66,12 @@ def test_a_text_that_cannot_be_written_leaves_nothing_and_is_named(tmp_path):
 
 def test_a_file_that_is_not_there_has_no_records(tmp_path):
     assert read_records(tmp_path / "metrics.jsonl") == []
+
+
+def test_a_line_too_long_for_a_record_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LINE", 20)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": "' + "x" * 50 + '"}\n{"step": 2}\n')
+    assert read_records(tmp_path / "metrics.jsonl") == [{"step": 1}, {"step": 2}]
 
 
 def test_a_folder_removed_while_its_run_goes_on_is_named(tmp_path):

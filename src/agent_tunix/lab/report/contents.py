@@ -36,7 +36,7 @@ from agent_tunix.lab.report.samples import columns
 from agent_tunix.lab.report.settings import settings
 from agent_tunix.lab.report.verdict import Verdict, percent, run_verdict, sweep_verdict
 from agent_tunix.lab.sweep.sweep_folder import job_folders
-from agent_tunix.training.run_folder import finite, read_object
+from agent_tunix.training.run_folder import finite, read_object, read_text
 from agent_tunix.types import Record
 
 Tile = tuple[str, str, str]  # name, value, detail
@@ -182,7 +182,7 @@ def _stage(folder: Path, stage: Record) -> tuple[Record, list[Candidate]]:
 def _best_yaml(folder: Path, best: Any) -> str:
     path = folder / "best.yaml"
     if path.is_file():
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_text(path)
     return yaml.safe_dump(plain(best), sort_keys=False) if best else ""
 
 

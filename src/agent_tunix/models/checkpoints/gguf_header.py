@@ -16,9 +16,12 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType
 
+from agent_tunix.files import open_regular
+
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 TEXT, ARRAY = 8, 9  # kinds of value, beside numbers
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # as `struct` has them
+MOST_NAMES, MOST_ELEMENTS, MOST_AXES = 2**17, 2**23, 4  # of tensors and of fields, in all arrays, of a tensor
 ALIGNMENT = 32  # of tensors, unless a field says otherwise
 
 
@@ -34,12 +37,14 @@ class Header:
     """The fields of a file, texts as bytes, and its tensors, which stay in the file until they are looked at."""
 
     def __init__(self, path: Path):
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._at = len(MAGIC)
+        self._at, self._elements = len(MAGIC), 0
         if self._data[: self._at] != MAGIC or self._number("I") not in VERSIONS:
             raise ValueError(f"no GGUF of version {' or '.join(map(str, VERSIONS))}")
         tensors, fields = self._number("Q"), self._number("Q")
+        if max(tensors, fields) > MOST_NAMES:
+            raise ValueError(f"it says that it has {tensors} tensors and {fields} fields")
         self.fields = {self._text().decode(): self._value(self._number("I")) for _ in range(fields)}
         found = {self._text().decode(): self._place() for _ in range(tensors)}
         if len(self.fields) < fields or len(found) < tensors:
@@ -66,6 +71,9 @@ class Header:
         if kind != ARRAY:
             return self._number(NUMBERS[kind])
         kind, count = self._number("I"), self._number("Q")
+        self._elements += count
+        if self._elements > MOST_ELEMENTS:
+            raise ValueError(f"it says that its arrays have {self._elements} elements, or more")
         if kind in (TEXT, ARRAY):
             return [self._value(kind) for _ in range(count)]
         array = np.frombuffer(self._data, f"<{NUMBERS[kind]}", count, self._at)
@@ -74,7 +82,9 @@ class Header:
 
     def _place(self) -> tuple[tuple[int, ...], int, int]:
         """The shape of a tensor, the number of its kind, and how far behind the header it lies."""
-        shape = tuple(self._number("Q") for _ in range(self._number("I")))
+        if not 0 < (axes := self._number("I")) <= MOST_AXES:
+            raise ValueError(f"it says that a tensor has {axes} axes")
+        shape = tuple(self._number("Q") for _ in range(axes))
         return shape[::-1], self._number("I"), self._number("Q")
 
     def _tensor(self, start: int, shape: tuple[int, ...], number: int, offset: int) -> Tensor:

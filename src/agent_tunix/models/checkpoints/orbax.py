@@ -13,6 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from agent_tunix.errors import UserError, calling, reading, said
+from agent_tunix.files import refuse_traps
 from agent_tunix.models.architecture import Architecture
 
 MARKS = ("_METADATA", "manifest.ocdbt")
@@ -53,6 +54,7 @@ class OrbaxFolder:
     def __init__(self, folder: Path):
         self._folder, self._checkpointer = folder, ocp.PyTreeCheckpointer()
         with reading(folder, "download it again"):
+            refuse_traps(folder)
             metadata = self._checkpointer.metadata(folder.resolve())
             leaves = _flatten(metadata.item_metadata.tree)
         self._stored: dict[str, tuple[tuple[str, ...], int | None]] = {}

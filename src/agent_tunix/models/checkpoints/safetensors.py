@@ -17,12 +17,13 @@ import ml_dtypes  # noqa: F401 (teaches numpy the type that most checkpoints are
 import numpy as np
 from safetensors import safe_open
 
+from agent_tunix import files
 from agent_tunix.errors import UserError, calling, reading, unparsed
 from agent_tunix.models.architecture import Architecture
 
 INDEX = "model.safetensors.index.json"
 GREATEST = 1e12  # of any number that a model has
-MOST_LAYERS = 1000
+MOST_LAYERS, MOST_TENSORS, MOST_FILES = 1000, 2**17, 2**13
 NAMED = 6  # files that a message lists before it only counts them
 NO_WEIGHTS = {"BOOL", *(f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64))}
 TIED = "tie_word_embeddings"
@@ -60,7 +61,7 @@ def read_config(folder: Path, family: str = "gemma3") -> dict[str, Any]:
     if not path.exists():
         raise UserError(f"{folder} has no config.json: it is not a checkpoint in Hugging Face's layout.")
     with reading(path, "download it again"):
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = files.read_json(path)
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind not in (family, f"{family}_text"):
         raise UserError(f"{path} describes a model of type {kind!s:.80}; only {family} and {family}_text can be trained.")
@@ -213,11 +214,13 @@ class SafetensorsFolder:
 
     def _add(self, path: Path) -> None:
         """Notes the tensors of a file."""
-        with open(path, "rb") as file:
+        with files.open_regular(path) as file:
             if file.read(20).startswith(b"version https://git-"):
                 raise UserError(f"{path} is a Git LFS pointer, not the weights; fetch them with `git lfs pull`.")
         handle = safe_open(path, framework="numpy")
-        for stored in handle.keys():  # noqa: SIM118 (safe_open is no dict)
+        if len(stored_names := handle.keys()) > MOST_TENSORS:
+            raise ValueError(f"it has {len(stored_names)} tensors")
+        for stored in stored_names:
             if NOT_TEXT.match(stored):
                 continue
             if HEAD.fullmatch(stored):
@@ -251,7 +254,11 @@ def _files(folder: Path) -> list[Path]:
         return [single]
     if (folder / INDEX).exists():
         with reading(folder / INDEX, "download it again"):
-            names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+            names = sorted(set(files.read_json(folder / INDEX)["weight_map"].values()))
+            if strange := [name for name in names if Path(name).name != name]:
+                raise ValueError(f"{strange[0]!r} is no file of this folder")
+            if len(names) > MOST_FILES:
+                raise ValueError(f"it names {len(names)} files")
             missing = [name for name in names if not (folder / name).exists()]
         if missing:
             more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
@@ -259,6 +266,6 @@ def _files(folder: Path) -> list[Path]:
                 f"{folder} lacks {', '.join(missing[:NAMED])}{more}, which its index names; finish the download."
             )
         return [folder / name for name in names]
-    if not (files := sorted(folder.glob("*.safetensors"))):
+    if not (found := sorted(folder.glob("*.safetensors"))):
         raise UserError(f"{folder} holds no *.safetensors file.")
-    return files
+    return found

@@ -87,3 +87,18 @@ def test_a_file_cut_anywhere_is_refused(whole, share):
 def test_a_file_of_other_bytes_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no GGUF of version 2 or 3"):
         Header(write(tmp_path / "other.gguf", endianess=gguf.GGUFEndian.BIG))
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        (struct.pack("<QQ", 2**20, 0), "it says that it has 1048576 tensors"),
+        (struct.pack("<QQQ1sIIQ", 0, 1, 1, b"a", 9, 0, 2**30), "arrays have 1073741824 elements"),
+        (struct.pack("<QQQ1sI", 1, 0, 1, b"a", 2**20), "a tensor has 1048576 axes"),
+    ],
+    ids=["tensors", "elements", "axes"],
+)
+def test_numbers_beyond_any_model_are_refused_before_they_are_believed(tmp_path, counts, said):
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + struct.pack("<I", 3) + counts + bytes(1000))
+    with pytest.raises(ValueError, match=said):
+        Header(tmp_path / "bad.gguf")

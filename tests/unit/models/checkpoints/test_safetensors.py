@@ -179,9 +179,11 @@ def test_a_value_of_the_wrong_kind_is_said_without_a_traceback(tmp_path, change)
         ({"x": ["a"]}, "is damaged"),
         (3, "is damaged"),
         ({str(i): f"{i}.safetensors" for i in range(9)}, r"lacks 0\.safetensors, .* and 3 more, which"),
+        ({"x": "../other/a.safetensors"}, "is no file of this folder"),
+        ({str(i): f"{i}.safetensors" for i in range(2**13 + 1)}, "names 8193 files"),
         ("[" * 100_000, r"safetensors\.index\.json is damaged .*nested too deeply"),
     ],
-    ids=range(7),
+    ids=range(9),
 )
 def test_an_index_that_names_no_file_is_answered(tmp_path, index, said):
     (tmp_path / INDEX).write_text(index if isinstance(index, str) else json.dumps({"weight_map": index}))
