@@ -224,9 +224,10 @@ def _forked(work: Callable[[], Any]) -> int:
 
 def _become(arguments: Sequence[str], folder: Path, streams: tuple[int, int, int]) -> None:
     """Is the command from here on, as if a console had started it."""
-    from agent_tunix import cli
+    from agent_tunix import cli, signals
 
     _as_from_a_terminal()
+    signals.heed(signals.leave)  # as the first lines of `cli` have done where it was imported
     os.chdir(folder)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
