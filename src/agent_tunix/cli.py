@@ -10,10 +10,11 @@ from agent_tunix import signals
 with signals.heeded_by(signals.leave):  # what follows takes time to load
     import atexit
     import contextlib
+    import gc
     import os
     import sys
     import typing
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import hydra
@@ -24,9 +25,10 @@ with signals.heeded_by(signals.leave):  # what follows takes time to load
 
     from agent_tunix.config import hydra_messages, load, output_folders
     from agent_tunix.config.launch import Launch, launched
-    from agent_tunix.config.load import C, did_you_mean, hydra_arguments, leaves, search_path, validate
-    from agent_tunix.config.resumed import anchored, begun_or_resumed, refuse_other_folder
-    from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig
+    from agent_tunix.config.load import as_given, did_you_mean, hydra_arguments, search_path, validate
+    from agent_tunix.config.output_folders import relative
+    from agent_tunix.config.resumed import anchored
+    from agent_tunix.config.schema import Config, ExportConfig
     from agent_tunix.console import Screen, unhindered
     from agent_tunix.engine import heartbeat
     from agent_tunix.errors import DivergenceError, StoppedError, UserError, insist_on_interrupts, mistake_of
@@ -110,63 +112,33 @@ def main() -> None:
 
 def _train(composed: DictConfig) -> float | None:
     """Returns the held-out accuracy, by which Hydra's sweepers search."""
-    from agent_tunix.engine import distributed
-    from agent_tunix.lab.advice import LabAdvisor
-    from agent_tunix.lab.plan import plan
-    from agent_tunix.training import loading
-    from agent_tunix.training import loop as workflow
+    from agent_tunix import verbs
 
-    (cfg, origin), output = begun_or_resumed(composed, HydraConfig.get().overrides.task), _output()
-    _agreed(cfg)
+    request = verbs.Request.of_job(composed)
+    cfg, origin = verbs.training_of(request)
     if cfg.dry_run:
-        if distributed.first():
-            plan.run(cfg, _relative(output), console, origin)
+        verbs.show_plan(request, cfg, origin, console)
         return None
-    if origin.run is not None:
-        refuse_other_folder(origin.run, output)
-        output = origin.run
-    elif distributed.first() and (output / "config.yaml").exists():
-        loading.refuse_others(output, "config.yaml")  # a ramp has one too, but cannot be resumed
-        raise UserError(
-            f"{output} already holds a run; continue it with training.resume={output}, or choose another folder."
-        )
-    if heartbeat.current:
-        resume = f"training.resume={_relative(output)}"
-        heartbeat.current.advice = f"Start all of them again with {resume}: the run goes on from its last checkpoint."
-    given = _given(HydraConfig.get().overrides.task)
-    return _accuracy(workflow.run(cfg, _relative(output), console, given, origin, LabAdvisor()))
-
-
-def _agreed(cfg: C) -> C:
-    """The configuration, if all processes have the same one."""
-    from agent_tunix.engine import distributed
-
-    distributed.refuse_differences(lambda: leaves(cfg.model_dump(mode="json")))
-    return cfg
-
-
-def _output() -> Path:
-    """The folder of a run, or of an evaluation. It is named by the time, so several processes take that of the first."""
-    from agent_tunix.engine import distributed
-
-    return Path(distributed.everyones(HydraConfig.get().runtime.output_dir)[0])
+    _, summary = verbs.train(request, cfg, origin, console)
+    return _accuracy(summary)
 
 
 def run_sweep(composed: Sequence[JobReturn], folder: Path, fuse: str) -> list[float]:
     """Trains the jobs that Hydra has composed, as one sweep in a folder; returns the held-out accuracy of each."""
     from agent_tunix.lab.sweep import sweep
 
+    _freeze()
     if fuse not in typing.get_args(sweep.Fuse):
         raise UserError(f"hydra.launcher.fuse={fuse}: must be one of {', '.join(typing.get_args(sweep.Fuse))}")
     jobs = [
         sweep.Job(
             anchored(cfg),
-            _relative(Path(job.hydra_cfg.hydra.runtime.output_dir)),  # type: ignore[union-attr]
-            _given(job.overrides or ()),
+            relative(Path(job.hydra_cfg.hydra.runtime.output_dir)),  # type: ignore[union-attr]
+            as_given(job.overrides or ()),
         )
         for cfg, job in zip(load.validate_all((job.cfg for job in composed), Config), composed, strict=True)  # type: ignore[misc]
     ]
-    return [_accuracy(summary) for summary in sweep.run(jobs, _relative(folder), console, typing.cast(sweep.Fuse, fuse))]
+    return [_accuracy(summary) for summary in sweep.run(jobs, relative(folder), console, typing.cast(sweep.Fuse, fuse))]
 
 
 def close_sweep(folder: Path) -> None:
@@ -175,12 +147,14 @@ def close_sweep(folder: Path) -> None:
     from agent_tunix.training.guard import Interruption
 
     with Interruption():  # all jobs have ended, and this soon has
-        sweep_closing.close(_relative(folder), console)
+        sweep_closing.close(relative(folder), console)
 
 
-def _given(overrides: Iterable[str]) -> tuple[str, ...]:
-    """Overrides as they were written on the command line, without the `++` that `hydra_arguments` adds."""
-    return tuple(override.removeprefix("++") for override in overrides)
+def _freeze() -> None:
+    """Keeps the garbage collector from what a command has imported, which stays: else it takes a tenth of all tracing."""
+    from agent_tunix.training import loop  # noqa: F401  # with all that a command is made of
+
+    gc.freeze()
 
 
 def _accuracy(summary: Mapping[str, typing.Any]) -> float:
@@ -192,21 +166,21 @@ def _accuracy(summary: Mapping[str, typing.Any]) -> float:
 def _lr_find(composed: DictConfig) -> None:
     from agent_tunix.lab.lr_find import lr_find as workflow
 
-    cfg, output = anchored(validate(composed, LrFindConfig)), _relative(Path(HydraConfig.get().runtime.output_dir))
-    workflow.run(cfg, output, console, _given(HydraConfig.get().overrides.task))
+    cfg, output = anchored(validate(composed, LrFindConfig)), relative(Path(HydraConfig.get().runtime.output_dir))
+    workflow.run(cfg, output, console, as_given(HydraConfig.get().overrides.task))
 
 
 def _tune(composed: DictConfig) -> None:
     from agent_tunix.lab.tune import tune as workflow
 
-    cfg, output = anchored(validate(composed, TuneConfig)), _relative(Path(HydraConfig.get().runtime.output_dir))
-    workflow.run(cfg, output, console, _given(HydraConfig.get().overrides.task))
+    cfg, output = anchored(validate(composed, TuneConfig)), relative(Path(HydraConfig.get().runtime.output_dir))
+    workflow.run(cfg, output, console, as_given(HydraConfig.get().overrides.task))
 
 
 def _evaluate(composed: DictConfig) -> None:
-    from agent_tunix.training import evaluation as workflow
+    from agent_tunix import verbs
 
-    workflow.run(_agreed(anchored(validate(composed, EvaluateConfig))), _output(), console, HydraConfig.get().overrides.task)
+    verbs.evaluate(verbs.Request.of_job(composed), console)
 
 
 def _export(composed: DictConfig) -> None:
@@ -280,8 +254,8 @@ def _one_process(launch: Launch) -> str:
 def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> None:
     """Has Hydra make the configuration and runs the task; a user's mistake ends in its message and exit code 2."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us as they are; what is shown is decided below
-    if unsearched := load.not_searched():
-        print(f"{unsearched}/ is not searched: it lies in a run's folder, where others may have put it.", file=sys.stderr)
+    if said := load.unsearched():
+        print(said, file=sys.stderr)
     first, *more = search_path(sys.argv[1:])
     sys.argv[1:] = hydra_arguments(sys.argv[1:], *more)
 
@@ -293,6 +267,7 @@ def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> No
             try:
                 from agent_tunix.training.guard import Interruption
 
+                _freeze()
                 asked_to_stop.append(Interruption.requests)
                 return task(composed) if asked_to_stop[-1] == asked_to_stop[0] else None  # Ctrl-C is for all jobs
             except DivergenceError as fault:
@@ -308,16 +283,11 @@ def _compose(config_name: str, task: Callable[[DictConfig], float | None]) -> No
     try:
         hydra.main(version_base="1.3", config_path=str(first), config_name=config_name)(job)()
     except Exception as mistake:
-        if (said := hydra_messages.answer(mistake, sys.argv)) is None:
+        if (told := hydra_messages.answer(mistake, sys.argv)) is None:
             raise
-        _fail(UserError(said))
+        _fail(UserError(told))
     finally:
         output_folders.remove_unused()
-
-
-def _relative(path: Path) -> Path:
-    """The path from the working directory, where it lies below; under hydra.job.chdir=true it does not, and stays whole."""
-    return path.resolve().relative_to(Path.cwd()) if Path.cwd() in path.resolve().parents else path
 
 
 def _fail(mistake: UserError) -> typing.NoReturn:

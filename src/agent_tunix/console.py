@@ -7,6 +7,7 @@ from records, files and names that a stranger may have chosen, are shown as Pyth
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import os
 import re
@@ -87,6 +88,11 @@ class Screen(Console):
     def on_broken_pipe(self) -> None:
         self.quiet = True
         send_nowhere(sys.stdout.fileno())  # what Python itself still holds back comes at the end
+
+
+def draws_bars(console: Console) -> bool:
+    """Whether a bar moves there: on a terminal, and in a notebook that has the widgets that rich draws it with."""
+    return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
 
 
 @contextlib.contextmanager

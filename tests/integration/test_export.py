@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 
 from agent_tunix.config.load import read_saved, validate
 from agent_tunix.config.schema import Config, ExportConfig
+from agent_tunix.models.checkpoints import peft
 from agent_tunix.models.checkpoints.hub import find_checkpoint
 from agent_tunix.models.checkpoints.loading import load_weights
 from agent_tunix.models.checkpoints.safetensors import read_architecture
@@ -176,7 +177,7 @@ def test_sizes_that_are_published_with_a_vision_tower_have_its_names(tmp_path, t
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_an_export_that_is_told_to_end_leaves_no_folder(command, trained, monkeypatch, number):
-    monkeypatch.setattr(export, "save_file", lambda *_, **__: os.kill(os.getpid(), number))
+    monkeypatch.setattr(peft, "save_file", lambda *_, **__: os.kill(os.getpid(), number))
     before = signal.signal(number, signal.SIG_DFL)  # which is another under nohup
     monkeypatch.setattr(os, "_exit", Mock(side_effect=SystemExit(130)))
     outcome = command("export", "run=run", "format=peft")
@@ -189,7 +190,7 @@ def test_an_export_that_is_told_to_end_leaves_no_folder(command, trained, monkey
 def test_a_failed_export_leaves_no_folder(trained, monkeypatch):
     cfg = ExportConfig(run=str(trained), step=None, format="peft", output=None, dtype="float32")
     for fault in (OSError(28, "No space left on device"), SafetensorError("I/O error: No space left on device")):
-        monkeypatch.setattr(export, "save_file", Mock(side_effect=fault))
+        monkeypatch.setattr(peft, "save_file", Mock(side_effect=fault))
         with pytest.raises(export.UserError, match="No space left"):
             export.run(cfg, export.Console(quiet=True))
         assert not (trained / "exports").exists()

@@ -3,7 +3,6 @@ from __future__ import annotations
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -23,15 +22,6 @@ from agent_tunix import cli
 )
 def test_a_run_that_diverged_is_worth_nothing_to_a_search_even_where_it_went_on_at_another_rate(own, worth):
     assert cli._accuracy({"status": "completed", "final_eval": {"accuracy": 0.5}, "rollbacks": [], **own}) == worth
-
-
-def test_a_folder_is_named_as_the_users_shell_takes_it_also_where_hydra_has_gone_there(monkeypatch, tmp_path):
-    run = tmp_path / "runs" / "1"
-    run.mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert cli._relative(run) == Path("runs/1")
-    monkeypatch.chdir(run)
-    assert cli._relative(run) == run
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")

@@ -14,15 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra import compose, initialize_config_dir
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.config_search_path import SearchPathQuery
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from agent_tunix.config.compose import compose_config
 from agent_tunix.config.load import config_folder, escaped, leaves, search_path
 from agent_tunix.config.output_folders import of_the_shell
 
@@ -149,18 +146,7 @@ def composed_leaves(*overrides: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=32)
 def _composed(folders: tuple[Path, ...], overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Hydra, if it is at work, is left as it was."""
-    at_work = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_dir(str(folders[0]), version_base="1.3"):
-            searched = GlobalHydra.instance().config_loader().get_search_path()
-            for folder in folders[1:]:
-                searched.append("command-line", f"file://{folder}", SearchPathQuery("main"))
-            GlobalHydra.instance().hydra.config_loader = ConfigLoaderImpl(searched)  # type: ignore[union-attr]
-            return leaves(OmegaConf.to_container(compose("config", list(overrides)), resolve=True))
-    finally:
-        GlobalHydra.instance().hydra = at_work
+    return leaves(OmegaConf.to_container(compose_config("config", overrides, folders), resolve=True))
 
 
 def _optional(key: str) -> bool:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from agent_tunix.config import mesh_shape
 from agent_tunix.config.output_folders import of_a_run
-from agent_tunix.config.schema import Config
+from agent_tunix.config.schema import Config, ModelSection
 from agent_tunix.errors import UserError, reading
 from agent_tunix.files import SETTINGS, read_text
 
@@ -47,21 +47,34 @@ def config_folder() -> Path:
     return checkout if checkout.is_dir() else package / "conf"
 
 
+def shipped_models() -> list[ModelSection]:
+    """The models that `conf/model` describes."""
+    paths = sorted((config_folder() / "model").glob("*.yaml"))
+    files: list[Any] = [OmegaConf.to_container(OmegaConf.load(path)) for path in paths]
+    return validate_all(({key: file[key] for key in ModelSection.model_fields} for file in files), ModelSection)
+
+
 def search_path(given: list[str]) -> list[Path]:
     """Where YAML files are looked for, first to last: a user's own `conf` before the shipped files, so that it wins.
 
     A folder that has a config.yaml belongs to another program, and comes last. With --config-dir there is that one instead.
     """
     own, shipped = Path("conf").resolve(), config_folder()
-    if not own.is_dir() or own == shipped or not_searched() or any(a.startswith(("--config-dir", "-cd")) for a in given):
+    if not own.is_dir() or own == shipped or _in_a_run(own) or any(a.startswith(("--config-dir", "-cd")) for a in given):
         return [shipped]
     return [shipped, own] if (own / "config.yaml").exists() else [own, shipped]
 
 
-def not_searched() -> Path | None:
-    """`./conf` where it lies in the folder of a run, which may be a stranger's: such files can have any code called."""
-    own = Path("conf")
-    return own if own.is_dir() and of_a_run(own.resolve()) else None
+def unsearched() -> str | None:
+    """What to say where `./conf` is not searched."""
+    if _in_a_run(Path("conf")):
+        return "conf/ is not searched: it lies in a run's folder, where others may have put it."
+    return None
+
+
+def _in_a_run(folder: Path) -> bool:
+    """Whether a folder is there and lies in that of a run, which may be a stranger's: its files can have any code called."""
+    return folder.is_dir() and of_a_run(folder.resolve())
 
 
 def hydra_arguments(given: list[str], *more: Path) -> list[str]:
@@ -83,6 +96,11 @@ def _lenient(argument: str) -> str:
     groups = [path.name for path in config_folder().iterdir() if path.is_dir()]
     plain = equals and key[:1].isalpha() and not key.startswith("hydra") and "@" not in key
     return f"++{argument}" if plain and key not in groups else argument
+
+
+def as_given(overrides: Iterable[str]) -> tuple[str, ...]:
+    """Overrides as they were written on the command line, without the `++` that `hydra_arguments` adds."""
+    return tuple(override.removeprefix("++") for override in overrides)
 
 
 def validate(composed: DictConfig | Mapping[str, Any], kind: type[C], source: str = "") -> C:

@@ -75,6 +75,11 @@ def of_the_shell() -> Path:
     return Path(HydraConfig.get().runtime.cwd if gone else os.getcwd())
 
 
+def relative(path: Path) -> Path:
+    """The path from the working directory, where it lies below; under hydra.job.chdir=true it does not, and stays whole."""
+    return path.resolve().relative_to(Path.cwd()) if Path.cwd() in path.resolve().parents else path
+
+
 def claim(folder: Path) -> int:
     """Locks a folder until the file descriptor returned is closed; raises BlockingIOError where another process has it."""
     descriptor = os.open(folder, os.O_RDONLY)

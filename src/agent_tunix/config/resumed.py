@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
@@ -66,9 +65,8 @@ def resumed(folder: str, overrides: Sequence[str]) -> tuple[Config, Origin]:
 
 
 def refuse_other_folder(run: Path, asked: Path) -> None:
-    """Refuses a folder for what a resumed run writes: it goes on in its own."""
-    given = any(override.startswith("hydra.run.dir=") for override in HydraConfig.get().overrides.hydra)
-    if given and asked.resolve() != run.resolve():
+    """Refuses the folder that was asked for, by hydra.run.dir, for what a resumed run writes: it goes on in its own."""
+    if asked.resolve() != run.resolve():
         raise UserError(f"hydra.run.dir={asked}: a resumed run goes on in its own folder, {run}; leave hydra.run.dir out.")
 
 

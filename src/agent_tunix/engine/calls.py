@@ -1,4 +1,4 @@
-"""The calls that training makes of the device, each of which several runs can make as one.
+"""The calls that are made of the device, each of which several runs can make as one.
 
 A call knows its arguments and the compiled program that serves it. Calls of one kind, of several runs over one base, are
 served by one program: that is how a sweep over rates costs little more than one run (see `fused.py`).
@@ -21,12 +21,12 @@ from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine import ahead_of_time
 from agent_tunix.engine.ahead_of_time import Program
 from agent_tunix.engine.batch import cut_to, widened
-from agent_tunix.engine.sampler import Draw, Sampling, prepare, sample
+from agent_tunix.engine.sampler import Draw, Sampling, logits, prepare, sample
 from agent_tunix.engine.update import UpdateStats, batch_logprobs, gradients_together, update, update_one_of
 from agent_tunix.models.architecture import Architecture, Weights
 from agent_tunix.models.lora import Adapters, Trainable
 from agent_tunix.models.sharding import on_mesh_of
-from agent_tunix.types import Batch, Rollouts, TrainState
+from agent_tunix.types import Batch, Prompts, Rollouts, TrainState
 
 
 class Call(abc.ABC):
@@ -106,6 +106,30 @@ class Sample(ProgramCall):
         found = super().answer(calls)
         _send_to_host([(rollouts.tokens_BC, rollouts.mask_BC, rollouts.ended_B) for rollouts in found])
         return found if len(found) == len(calls) else [*found] * len(calls)
+
+
+@dataclasses.dataclass(frozen=True)
+class Logits(ProgramCall):
+    """The logits of a policy at every token of prompts."""
+
+    weights: Weights
+    adapters: Adapters | None
+    prompts: Prompts
+    arch: Architecture
+
+    @property
+    def kind(self) -> tuple:
+        return Logits, self.arch, self.prompts.tokens_PS.shape
+
+    @staticmethod
+    def program(calls: Sequence[Logits]) -> Program:
+        (call,) = calls
+        return Program(logits, (call.weights, call.adapters, call.prompts), {"arch": call.arch})
+
+    @classmethod
+    def answer(cls, calls: Sequence[Logits]) -> Sequence[jax.Array]:
+        found: Any = super().answer(calls)
+        return [found]
 
 
 @dataclasses.dataclass(frozen=True)

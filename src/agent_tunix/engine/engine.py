@@ -1,4 +1,4 @@
-"""What a training loop calls on the device: completions, log-probabilities, updates.
+"""What is asked of the device: completions and logits of a model; log-probabilities and updates of one in training.
 
 Every method returns arrays at once; they may still be under way, and whoever reads one waits for it. Who answers is the
 engine's own affair: a lone run's calls go to the compiled programs, those of the jobs of a sweep may go to programs that
@@ -15,7 +15,7 @@ import jax
 
 from agent_tunix.algorithm.objectives import Coefficients, LossForm
 from agent_tunix.algorithm.optimizers import Hyperparameters
-from agent_tunix.engine.calls import Answer, CompileAhead, Logprobs, ProgramCall, Sample, Update, alone
+from agent_tunix.engine.calls import Answer, CompileAhead, Logits, Logprobs, ProgramCall, Sample, Update, alone
 from agent_tunix.engine.sampler import Draw, Sampling
 from agent_tunix.engine.update import UpdateStats
 from agent_tunix.models.base import Model
@@ -24,17 +24,11 @@ from agent_tunix.types import Batch, Prompts, Rollouts, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
-class Engine:
-    """The device's work for one run. `reference` are the adapters that the run began with; None stands for the base."""
+class Inference:
+    """The device's work for a model that is only asked."""
 
     model: Model
-    reference: Adapters | None
-    micro_batches: int
-    form: LossForm
-    coefficients: Coefficients
-    optimizer: str
-    max_kl: float
-    answer: Answer = alone
+    answer: Answer = dataclasses.field(default=alone, kw_only=True)
 
     def policy(self, trainable: Trainable | None) -> Policy:
         """What acts with these parameters on the base; None stands for the base itself."""
@@ -52,6 +46,22 @@ class Engine:
         """Completions by a policy. `shared` names them where other runs may ask for the very same."""
         weights, adapters = policy
         return self.answer(Sample(weights, Draw(adapters, prompts, key, temperature), self.model.arch, sampling, shared))
+
+    def logits(self, policy: Policy, prompts: Prompts) -> jax.Array:
+        """Float32 logits (P, S, V) at every token of prompts."""
+        return self.answer(Logits(*policy, prompts, self.model.arch))
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine(Inference):
+    """The device's work for one run. `reference` are the adapters that the run began with; None stands for the base."""
+
+    reference: Adapters | None
+    micro_batches: int
+    form: LossForm
+    coefficients: Coefficients
+    optimizer: str
+    max_kl: float
 
     def reference_logprobs(self, batch: Batch) -> jax.Array:
         """Log-probabilities (B, C) of the completions under the reference policy."""

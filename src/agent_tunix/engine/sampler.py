@@ -1,4 +1,4 @@
-"""Sampling completions from exactly the policy being trained.
+"""Sampling completions from exactly the policy being trained, and the logits that it gives to a text.
 
 Prompts are read once each and shared by their group. One compiled loop draws a token for every sequence, and stops when
 all have ended. Sampling inverts the cumulative distribution with one uniform number a row, which costs far less
@@ -93,6 +93,13 @@ def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sam
     tokens_CB, logprobs_CB = drawn
     rollouts = _until_the_end(tokens_CB.T, logprobs_CB.T, ends, sampling.pad_id)
     return tuple(jax.tree.map(lambda x, k=k: cut(x[k * B // K : (k + 1) * B // K], "fsdp"), rollouts) for k in range(K))
+
+
+@partial(jax.jit, static_argnames="arch", compiler_options=compiler_options.OPTIONS)
+def logits(weights: Weights, adapters: Adapters | None, prompts: Prompts, *, arch: Architecture) -> jax.Array:
+    """Float32 logits (P, S, V) at every token of prompts; those at padding mean nothing."""
+    hidden_PSD, _ = gemma3.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
+    return gemma3.unembed(weights, hidden_PSD)
 
 
 def prepare(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sampling: Sampling) -> None:

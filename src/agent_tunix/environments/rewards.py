@@ -1,7 +1,9 @@
 """Reward functions: pure, one completion at a time, from 0 to 1; `conf/reward` gives each its weight.
 
 A user's own function has the same signature, `(prompt, completion, answer) -> float`, and is named by its import path:
-`+reward.functions.mine=my_module.my_reward`.
+`+reward.functions.mine=my_module.my_reward`. One that Python hands over and that cannot be imported, as it stands in a
+notebook or a script, is named `python:__main__.my_reward`. That says what it was, and finds nothing: whoever goes on with
+such a run hands it over again.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import dataclasses
 import inspect
 import itertools
 import math
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +34,7 @@ TAKEN = ("mean", "std")  # names of metrics under reward/
 LARGEST = 1e18  # size of a reward: the spread of a group is made of squares in float32
 SHOWN = 1000  # characters of a completion in a message
 TAKES = ["prompt", "completion", "answer"]
+PYTHON = "python:"  # before the name of a function that cannot be imported
 Notice = Callable[[str], None]
 RewardFunction = Callable[[str, str, str], float]
 
@@ -59,7 +63,10 @@ def number_in_answer(prompt: str, completion: str, answer: str) -> float:
 
 
 class Scorer:
-    """The weighted sum of named reward functions, each call of which may take so many seconds."""
+    """The weighted sum of named reward functions, each call of which may take so many seconds.
+
+    Those under the names of `handed_over` are these, where they are named as functions that cannot be imported.
+    """
 
     def __init__(
         self,
@@ -68,14 +75,19 @@ class Scorer:
         origin: Origin = OWN,
         notice: Notice = print,
         timeout: float | None = None,
+        handed_over: Mapping[str, RewardFunction] | None = None,
     ):
         _refuse_taken(functions)
         self.weights = {name: weights.get(name, 1.0) for name in functions}
         self.functions: dict[str, RewardFunction] = {}
         self._process = None
         if timeout is None:
-            self.functions = {name: load_function(name, path, origin, notice) for name, path in functions.items()}
+            for name, path in functions.items():
+                function = (handed_over or {}).get(name)
+                found = load_function(name, path, origin, notice) if function is None else checked(name, path, function)
+                self.functions[name] = found
         else:
+            _refuse_unimportable(functions)
             self._process = RewardProcess(functions, origin, notice, timeout)
 
     def weighing(self, weights: Mapping[str, float]) -> Scorer:
@@ -158,7 +170,10 @@ def foreseen(functions: Mapping[str, str], origin: Origin) -> list[str]:
     _refuse_taken(functions)
     notes = []
     for name, path in functions.items():
-        if file := origin.saved_in(_key(name), path):
+        file = origin.saved_in(_key(name), path)
+        if path.startswith(PYTHON):
+            notes.append(f"training takes {path} from the Python program that hands it over")
+        elif file:
             imports.find_elsewhere(_key(name), path, file)
             notes.append(f"training imports {path}, named by {file}; the plan does not")
         else:
@@ -166,28 +181,64 @@ def foreseen(functions: Mapping[str, str], origin: Origin) -> list[str]:
     return notes
 
 
+def path_of(function: RewardFunction) -> str:
+    """How a configuration names a function: by its import path, if that leads to this very function."""
+    named_by = function if hasattr(function, "__qualname__") else type(function)
+    module, name = named_by.__module__, named_by.__qualname__
+    found = sys.modules.get(module)
+    importable = getattr(found, "__spec__", None) is not None and module != "__main__"  # which is another one elsewhere
+    path = f"{module}.{name}"
+    return path if importable and getattr(found, name, None) is function else f"{PYTHON}{path}"
+
+
 def load_function(name: str, path: str, origin: Origin = OWN, notice: Notice = print) -> RewardFunction:
     """Imports `package.module.function`; modules in the working directory are found, unless a run's folder names them."""
     key = _key(name)
+    if path.startswith(PYTHON):
+        raise UserError(
+            f"{key}={path}: this function was handed over by a Python program, and cannot be imported.\n"
+            f"Hand it over again, as in agent_tunix.train(..., reward_functions={{{name!r}: ...}}), or put it into a\n"
+            f"module and name that, as in {key}=my_module.{path.rpartition('.')[2]}."
+        )
     wanted = "a function (prompt, completion, answer) -> float, as in my_module.my_reward"
-    function = imports.load(key, path, wanted, origin, notice)
-    if not callable(function):
-        raise UserError(f"{key}={path} is not a function.")
-    with calling(lambda fault: UserError(f"{key}={path} does not say what it takes: {named(fault)}.")):
-        try:
-            signature = inspect.signature(function)
-        except ValueError:  # some that are not written in Python do not say it
-            signature = None
-    taken = f"{key}={path} takes {signature}; a reward is called with (prompt, completion, answer)."
-    with calling(lambda fault: UserError(taken)):
-        if signature:
-            signature.bind("", "", "")
+    function = checked(name, path, imports.load(key, path, wanted, origin, notice))
+    signature = _signature(key, path, function)
     if (file := origin.saved_in(key, path)) and [*(signature.parameters if signature else ())][:3] != TAKES:
         raise UserError(
             f"{key}={path}, named by {file}, is not called: its parameters are not those of a reward (prompt, completion,\n"
             f"answer), so the texts of the run may have it do anything. If you trust it, give {key}={path} yourself."
         )
     return function
+
+
+def checked(name: str, path: str, function: RewardFunction) -> RewardFunction:
+    """The function that a path names, if it can be called as a reward is."""
+    key = _key(name)
+    if not callable(function):
+        raise UserError(f"{key}={path} is not a function.")
+    if signature := _signature(key, path, function):
+        taken = f"{key}={path} takes {signature}; a reward is called with (prompt, completion, answer)."
+        with calling(lambda fault: UserError(taken)):
+            signature.bind("", "", "")
+    return function
+
+
+def _signature(key: str, path: str, function: RewardFunction) -> inspect.Signature | None:
+    """What a function takes; None for some that are not written in Python, which do not say it."""
+    with calling(lambda fault: UserError(f"{key}={path} does not say what it takes: {named(fault)}.")):
+        try:
+            return inspect.signature(function)
+        except ValueError:
+            return None
+
+
+def _refuse_unimportable(functions: Mapping[str, str]) -> None:
+    """For a process of their own, which has none of the program's objects."""
+    if unknown := [f"{_key(name)}={path}" for name, path in functions.items() if path.startswith(PYTHON)]:
+        raise UserError(
+            f"reward.timeout runs reward functions in a process of their own, which cannot import {', '.join(unknown)}.\n"
+            "Put the function into a module and import it from there, or leave reward.timeout out."
+        )
 
 
 def _refuse_taken(names: Iterable[str]) -> None:

@@ -29,7 +29,7 @@ from agent_tunix.config.imports import OWN
 from agent_tunix.config.load import validate
 from agent_tunix.config.resumed import made_of
 from agent_tunix.config.schema import Config, EvaluateConfig
-from agent_tunix.engine.engine import Engine
+from agent_tunix.engine.engine import Inference
 from agent_tunix.engine.random_keys import Purpose, step_key
 from agent_tunix.engine.sampler import Sampling
 from agent_tunix.environments import answers, rewards
@@ -49,7 +49,7 @@ from agent_tunix.training.loggers.base import LOGGERS, logger_class
 from agent_tunix.training.progress import say
 from agent_tunix.training.rollouts import complete
 from agent_tunix.training.run_folder import run_folder
-from agent_tunix.training.setup import engine_of, open_each
+from agent_tunix.training.setup import open_each
 from agent_tunix.types import Record
 
 ASKED = ("run", "step", "inference_config", "num_passes", "evaluation", "seed", "data")  # what can be chosen for a run
@@ -61,7 +61,7 @@ NOT_OF_SET = {
 
 
 def answers_of(
-    engine: Engine,
+    engine: Inference,
     policy: Policy,
     examples: Sequence[Example],
     width: int,
@@ -158,7 +158,11 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
         say(console, f"warning: {other} is not the run's own set, {own}; its record names it and is in none of its curves.")
     if cfg.run is not None:
         warn_of_trained_on(trained, examples, console.print)
-    trainable, step = _trainable(cfg, trained, model)
+    trainable: Trainable | None
+    if cfg.run is None:
+        trainable, step = loading.earlier_adapters(trained, model), 0
+    else:
+        trainable, step = loading.learnt_by(cfg.run, trained, model, cfg.step)
     refuse_unknown_tokens([example.prompt_ids for example in examples], model.arch)
     way = cfg.inference_config
     passes = cfg.num_passes if way.temperature else 1
@@ -174,7 +178,7 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     key = step_key(cfg.seed, step, Purpose.EVALUATION)
     width = prompt_width(examples)
     temperature = way.temperature or 1.0
-    engine = engine_of(trained, model, None)
+    engine = Inference(model)
     policy = engine.policy(trainable)
     completions = answers_of(engine, policy, examples, width, cfg.evaluation.batch_size, key, sampling, temperature)
     named = {"set": other} if other else {}
@@ -231,14 +235,6 @@ def _read_as_asked(trained: Config, cfg: EvaluateConfig, overrides: Sequence[str
     if same_set(read.data, trained.data):
         return read
     return read.model_copy(update={"training": read.training.model_copy(update={"train_fraction": 0.0})})
-
-
-def _trainable(cfg: EvaluateConfig, trained: Config, model: loading.Model) -> tuple[Trainable | None, int]:
-    if cfg.run is not None and cfg.step == 0:
-        loading.refuse_other_base(cfg.run, model)
-    if cfg.run is None or cfg.step == 0:
-        return loading.earlier_adapters(trained, model), 0
-    return loading.load_trained(cfg.run, trained, model, cfg.step)
 
 
 def _title(record: Record, cfg: EvaluateConfig, trained: Config) -> str:

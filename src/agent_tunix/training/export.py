@@ -19,10 +19,8 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from rich.console import Console
 from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from agent_tunix.config import output_folders
 from agent_tunix.config.resumed import made_of
@@ -31,7 +29,8 @@ from agent_tunix.errors import UserError
 from agent_tunix.models.checkpoints import safetensors
 from agent_tunix.models.checkpoints.hub import KAGGLE, find_checkpoint, is_remote
 from agent_tunix.models.checkpoints.loading import save_tensors, stacked_tensor
-from agent_tunix.models.lora import Adapters, Trainable, huggingface_name
+from agent_tunix.models.checkpoints.peft import write_adapters
+from agent_tunix.models.lora import Adapters, Trainable
 from agent_tunix.models.tokenizer import MODEL, Tokenizer
 from agent_tunix.models.tokenizer_files import tokenizer_files
 from agent_tunix.training import loading
@@ -90,40 +89,18 @@ def _appearing_whole(output: Path) -> Iterator[Path]:
 
 
 def _write_peft(folder: Path, checkpoint: Path, trained: Config, trainable: Trainable, dtype: str) -> None:
-    """adapter_config.json and adapter_model.safetensors, A as [rank, in] and B as [out, rank]."""
+    """An adapter folder for PEFT, where what was learnt are adapters of the base that the run names."""
     if not isinstance(trainable, Adapters):
         raise UserError("format=peft: this run trained all weights and has no adapters; use format=merged.")
     if changed := loading.changed_base(trained):
         raise UserError(f"format=peft: the adapters sit on weights that {changed} has changed; use format=merged.")
-    modules = sorted(trainable.a)
     if _is_huggingface(checkpoint):
         multimodal = safetensors.read_config(checkpoint)["model_type"] == "gemma3"
     else:
-        multimodal = len(trainable.a[modules[0]]) in WITH_VISION
-    tensors = {}
-    for module in modules:
-        for layer in range(len(trainable.a[module])):
-            name = huggingface_name(layer, module)
-            name = name.replace("model.", "model.language_model.", 1) if multimodal else name
-            for letter, stacked in (("A", trainable.a), ("B", trainable.b)):
-                matrix = np.ascontiguousarray(stacked[module][layer].T, jnp.dtype(dtype))
-                tensors[f"base_model.model.{name}.lora_{letter}.weight"] = matrix
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        multimodal = len(next(iter(trainable.a.values()))) in WITH_VISION
     from_hub = is_remote(trained.model.weights) and not trained.model.weights.startswith(KAGGLE)
-    alpha = trained.model.lora_alpha
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": trained.model.weights if from_hub else str(checkpoint.resolve()),
-        "r": trained.model.lora_rank,
-        "lora_alpha": int(alpha) if alpha.is_integer() else alpha,  # vLLM takes whole numbers only
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "inference_mode": True,
-        # The vision tower of a multimodal model has modules of the same names, which were not trained.
-        "target_modules": rf".*language_model.*\.({'|'.join(modules)})" if multimodal else modules,
-    }
-    _write_json(folder / "adapter_config.json", config)
+    base = trained.model.weights if from_hub else str(checkpoint.resolve())
+    write_adapters(folder, trainable, trained.model.lora_alpha, base, multimodal, dtype)
 
 
 def _is_huggingface(checkpoint: Path) -> bool:

@@ -11,6 +11,7 @@ import contextlib
 import math
 import os
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -37,7 +38,10 @@ def fault_of(stats: UpdateStats, max_kl: float) -> str | None:
 
 
 class Interruption:
-    """Turns the first signal to stop into a request to stop after the current batch; a second one is a Ctrl-C."""
+    """Turns the first signal to stop into a request to stop after the current batch; a second one is a Ctrl-C.
+
+    Python hears signals in its main thread alone: a run in another thread is not interrupted.
+    """
 
     requests = 0  # of this process, so far
 
@@ -46,6 +50,7 @@ class Interruption:
         self._terminals = _terminals()
         outlives = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         asked = (signal.SIGINT, signal.SIGTERM, *([] if outlives else [signal.SIGHUP]))
+        asked = asked if threading.current_thread() is threading.main_thread() else ()
         self._previous: dict[int, Any] = {number: signal.signal(number, self._request) for number in asked}
         return self
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import math
 import os
 import threading
@@ -15,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from agent_tunix.config.load import read_saved, validate
+from agent_tunix.config.load import read_saved, shipped_models, validate
 from agent_tunix.config.mesh_shape import sizes_of
 from agent_tunix.config.resumed import no_run
 from agent_tunix.config.schema import Config, ModelSection
@@ -57,7 +56,6 @@ def start_device(notice: Notice) -> None:
         compile_cache.mend_cache()
         threading.Thread(target=compile_cache.make_room, args=(cache,)).start()  # of thousands of files, it takes a while
     device.wake()
-    gc.freeze()  # what is imported stays: to look for garbage in it again and again is a tenth of all tracing
 
 
 def _cache(notice: Notice) -> Path | None:
@@ -165,20 +163,40 @@ def architecture(section: ModelSection) -> Architecture:
     return Architecture(**numbers, query_scale=scalar**-0.5)
 
 
+def shipped_model(checkpoint: Path) -> tuple[Architecture, str]:
+    """The architecture of a checkpoint by its own account, and the type in which `conf/model` holds a model of it.
+
+    Files that leave out what another program has in its code are known by those that `conf/model` describes.
+    """
+    for described in shipped_models():
+        arch = read_architecture(checkpoint, architecture(described), described.model_family)
+        if not _differing(described, arch):
+            return arch, described.dtype
+    if (checkpoint / "config.json").exists():
+        return read_architecture(checkpoint, arch), "bfloat16"
+    raise UserError(
+        f"{checkpoint} does not record its whole architecture, and is none of the models that conf/model describes.\n"
+        "Give the same model as Hugging Face has it, a folder with config.json."
+    )
+
+
 def _check_architecture(section: ModelSection, found: Architecture, source: str) -> None:
-    described = section.architecture.model_dump()
-    numbers = dataclasses.asdict(found) | {"query_pre_attn_scalar": round(found.query_scale**-2, 6)}
-    differing = [
-        f"{name}: {numbers[name]} in the checkpoint, {value} in the configuration"
-        for name, value in described.items()
-        if not math.isclose(numbers[name], value)
-    ]
-    if differing:
+    if differing := _differing(section, found):
         raise UserError(
             f"{source} is not the model that model.architecture describes:\n  "
             + "\n  ".join(differing)
             + "\nChoose the model group that fits the checkpoint, as in model=gemma3_1b, or set these keys."
         )
+
+
+def _differing(section: ModelSection, found: Architecture) -> list[str]:
+    """The numbers in which a checkpoint is not what a configuration describes."""
+    numbers = dataclasses.asdict(found) | {"query_pre_attn_scalar": round(found.query_scale**-2, 6)}
+    return [
+        f"{name}: {numbers[name]} in the checkpoint, {value} in the configuration"
+        for name, value in section.architecture.model_dump().items()
+        if not math.isclose(numbers[name], value)
+    ]
 
 
 def new_state(cfg: Config, model: Model) -> TrainState:
@@ -230,6 +248,14 @@ def load_trained(folder: str, cfg: Config, model: Model, step: int | None = None
         state, progress = checkpoints.restore(state_shapes(cfg, model), step)
     model.serve(folder, progress.base)
     return evaluation_trainable(state, cfg.optimizer.optimizer_name), int(state.step)
+
+
+def learnt_by(folder: str, cfg: Config, model: Model, step: int | None) -> tuple[Trainable | None, int]:
+    """As `load_trained`, where step 0 is what the run began with; None stands for the base itself."""
+    if step == 0:
+        refuse_other_base(folder, model)
+        return earlier_adapters(cfg, model), 0
+    return load_trained(folder, cfg, model, step)
 
 
 def refuse_other_base(folder: str, model: Model) -> None:

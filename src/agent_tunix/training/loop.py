@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from agent_tunix.engine.fused import StoppedError
 from agent_tunix.engine.progress import Progress
 from agent_tunix.engine.random_keys import Purpose
 from agent_tunix.engine.update import evaluation_trainable
+from agent_tunix.environments.rewards import RewardFunction
 from agent_tunix.errors import DivergenceError
 from agent_tunix.training import loading
 from agent_tunix.training.advisor import Advisor
@@ -74,13 +75,14 @@ def run(
     overrides: Sequence[str] = (),
     origin: Origin = OWN,
     advisor: Advisor = SILENT,
+    reward_functions: Mapping[str, RewardFunction] | None = None,
 ) -> Record:
     """`run_training.py`: trains, or continues the run in `path`; returns the summary that it also writes there."""
     loading.refuse_others(path, "config.yaml")
     loading.start_device(partial(say, console))
     with contextlib.ExitStack() as to_the_end:
         with Bars(console) as bars:
-            r = prepare(cfg, Loaded(), bars.notice, overrides, origin, advisor)
+            r = prepare(cfg, Loaded(reward_functions), bars.notice, overrides, origin, advisor)
             interruption = to_the_end.enter_context(Interruption())  # before, there is nothing to save
             outcome = training(r, path, bars.display("training", r.plan.total_steps), interruption)
         print_summary(console, path, outcome.summary, outcome.before, outcome.after)

@@ -1,7 +1,8 @@
-"""What a person sees while a run trains: a live line with a progress bar in a terminal, plain lines elsewhere."""
+"""What a person sees while a run trains: a progress bar in a terminal or a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,10 +11,10 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from agent_tunix.console import show_controls
+from agent_tunix.console import Output, draws_bars, show_controls
 from agent_tunix.types import Record
 
-LINES = 12  # lines printed over a run where there is no terminal to draw a bar on
+LINES = 12  # lines printed over a run where no bar is drawn
 
 
 class Bars:
@@ -29,11 +30,13 @@ class Bars:
             TextColumn("{task.fields[line]}", markup=False),
         )
         self._console, self._several = console, several
-        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._progress = Progress(*columns, console=console, disable=not draws_bars(console))
 
     def __enter__(self) -> Bars:
+        shown = isinstance(sys.stdout, Output)
         self._progress.start()
-        show_controls()  # again: rich has put a stream of its own over ours, and would take what is printed for its colours
+        if shown:  # again: rich has put a stream of its own over ours, and would take what is printed for its colours
+            show_controls()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -48,12 +51,12 @@ class Bars:
         return (lambda text: self.notice(f"[{label}] {text}")) if self._several else self.notice
 
     def display(self, label: str, total: int) -> Display:
-        lines = 0 if self._console.is_terminal or self._several else LINES
+        lines = 0 if draws_bars(self._console) or self._several else LINES
         return Display(self._progress, label, total, lines, self.labelled(label))
 
 
 class Display:
-    """Shows the progress of one run of `total` updates: by its bar, or by `lines` lines where there is no terminal."""
+    """Shows the progress of one run of `total` updates: by its bar, or by `lines` lines where none is drawn."""
 
     def __init__(self, progress: Progress, label: str, total: int, lines: int, notice: Callable[[str], None]):
         self._progress, self._total, self._lines, self.notice = progress, total, lines, notice

@@ -12,7 +12,7 @@ from agent_tunix.algorithm.advantages import group_advantages, has_spread, overl
 from agent_tunix.algorithm.objectives import OBJECTIVES, per_sequence
 from agent_tunix.engine import distributed
 from agent_tunix.engine.batch import bucket, groups_to_learn, merged, padded, trim, with_learning
-from agent_tunix.engine.engine import Engine
+from agent_tunix.engine.engine import Inference
 from agent_tunix.engine.random_keys import Purpose
 from agent_tunix.engine.sampler import Sampling
 from agent_tunix.environments.rewards import Scored, score
@@ -42,7 +42,7 @@ class Completions:
 
 
 def complete(
-    engine: Engine,
+    engine: Inference,
     policy: Policy,
     examples: Sequence[Example],
     width: int,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from agent_tunix.config.schema import Config
 from agent_tunix.engine.engine import Engine
 from agent_tunix.engine.random_keys import Purpose, step_key
 from agent_tunix.engine.sampler import Sampling
-from agent_tunix.environments.rewards import Scorer
+from agent_tunix.environments.rewards import RewardFunction, Scorer
 from agent_tunix.environments.stream import Stream
 from agent_tunix.models.base import Model
 from agent_tunix.models.lora import Adapters
@@ -84,10 +84,11 @@ def open_each(loggers: Sequence[type[Logger]], folder: Path, cfg: Config) -> lis
 class Loaded:
     """What a process has loaded: the last model, all data and rewards, answers of policies before their first update.
 
-    The next run that needs the same finds it here.
+    The next run that needs the same finds it here. `reward_functions` are Python's own, which no path leads to.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, reward_functions: Mapping[str, RewardFunction] | None = None) -> None:
+        self._reward_functions = reward_functions
         self._model: tuple[Any, Model] | None = None
         self._tasks: dict[str, Task] = {}
         self._scorers: dict[str, Scorer] = {}
@@ -115,7 +116,8 @@ class Loaded:
         reward = cfg.reward
         wanted = repr((reward.functions, reward.timeout, origin))
         if wanted not in self._scorers:
-            self._scorers[wanted] = Scorer(reward.functions, reward.weights, origin, notice, reward.timeout)
+            own = reward.functions, reward.weights, origin, notice, reward.timeout
+            self._scorers[wanted] = Scorer(*own, self._reward_functions)
         return self._scorers[wanted].weighing(reward.weights)
 
 

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+from pathlib import Path
 
-from agent_tunix.config.output_folders import MULTIRUN, missing, note, remove_unused
+from agent_tunix.config.output_folders import MULTIRUN, missing, note, relative, remove_unused
 
 
 def test_what_was_there_before_stays_and_so_does_what_holds_something(tmp_path):
@@ -57,3 +58,12 @@ def test_a_folder_that_another_process_has_claimed_stays(tmp_path):
     os.close(claim)
     remove_unused()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_named_as_the_users_shell_takes_it_also_where_hydra_has_gone_there(monkeypatch, tmp_path):
+    run = tmp_path / "runs" / "1"
+    run.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert relative(run) == Path("runs/1")
+    monkeypatch.chdir(run)
+    assert relative(run) == run

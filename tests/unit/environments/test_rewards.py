@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import sys
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from agent_tunix.config.imports import OWN, Origin
 from agent_tunix.environments import rewards
-from agent_tunix.environments.rewards import Scorer, load_function
+from agent_tunix.environments.rewards import PYTHON, Scorer, foreseen, load_function, path_of
 from agent_tunix.errors import DivergenceError, UserError
 
 GOOD = "<reasoning>3+4</reasoning><answer>7</answer>"
@@ -231,3 +232,43 @@ def test_a_plan_imports_the_users_own_functions_and_says_what_else_training_woul
             rewards.foreseen(functions, origin)
     with pytest.raises(UserError, match="is not imported"):
         rewards.foreseen({"theirs": "no_such_module.f"}, Origin(run))
+
+
+def two_letters(prompt, completion, answer):
+    return float(len(completion) == 2)
+
+
+def test_a_function_is_named_by_the_path_that_leads_to_it_and_by_none_if_none_does(mine, monkeypatch):
+    length = load_function("mine", "my_rewards.length")
+    assert path_of(length) == "my_rewards.length"
+    assert load_function("mine", path_of(two_letters)) is two_letters
+    monkeypatch.setattr(sys.modules["my_rewards"], "length", two_letters)
+    assert path_of(length) == "python:my_rewards.length", "another function has its name now"
+    monkeypatch.setattr(two_letters, "__module__", "__main__")
+    assert path_of(two_letters) == "python:__main__.two_letters"
+    for function in (lambda *texts: 1.0, functools.partial(two_letters), Callable()):
+        assert path_of(function).startswith(PYTHON)
+
+
+class Callable:
+    def __call__(self, prompt, completion, answer):
+        return 1.0
+
+
+def test_a_function_that_no_path_leads_to_is_called_where_it_is_handed_over_and_missed_where_it_is_not():
+    named = {"mine": "python:__main__.mine"}
+    scorer = Scorer(named, {}, handed_over={"mine": two_letters})
+    assert scorer(["q"] * 2, ["ab", "c"], ["7"] * 2)["mine"].tolist() == [1, 0]
+    with pytest.raises(UserError, match=r"Hand it over again.*reward_functions=\{'mine'.*\n.*my_module.mine"):
+        Scorer(named, {}, handed_over={"other": two_letters})
+    with pytest.raises(UserError, match=r"takes .completion, answer.; a reward is called with"):
+        Scorer(named, {}, handed_over={"mine": lambda completion, answer: 1.0})
+    assert "from the Python program that hands it over" in foreseen(named, OWN)[0]
+
+
+def test_a_process_of_their_own_cannot_have_functions_that_no_path_leads_to(mine):
+    with pytest.raises(UserError, match=r"reward.timeout runs .* cannot import reward.functions.mine=python:__main__.mine"):
+        Scorer({"mine": "python:__main__.mine"}, {}, timeout=5.0, handed_over={"mine": two_letters})
+    length = load_function("mine", "my_rewards.length")
+    scorer = Scorer({"mine": path_of(length)}, {}, timeout=5.0, handed_over={"mine": length})
+    assert scorer(["q"], ["abc"], ["7"])["mine"].tolist() == [3]

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
+
+from agent_tunix import signals
+from agent_tunix.training.guard import Interruption
 
 COMMAND = """
 import signal, sys
@@ -63,3 +68,18 @@ def test_what_is_printed_to_a_closed_terminal_does_not_end_the_run(tmp_path):
     code = COMMAND.format(handler="DFL", work=ON_A_TERMINAL)
     assert subprocess.run([sys.executable, "-c", CLOSES_ITS_TERMINAL, code, tmp_path / "left"]).returncode == 0
     assert (tmp_path / "left").read_text() == "True"
+
+
+def test_a_run_in_another_thread_than_the_main_one_hears_no_signals_and_is_not_stopped_by_that():
+    handlers = [signal.getsignal(number) for number in signals.STOPS]
+    heard = []
+
+    def run():
+        with Interruption() as interruption:
+            heard.append([signal.getsignal(number) for number in signals.STOPS] == handlers)
+            heard.append(interruption.requested)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert heard == [True, False]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import sys
+import types
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from rich.console import Console
 
 from agent_tunix import cli
 from agent_tunix.config.commands import shell_command
+from agent_tunix.console import Output, Screen
 from agent_tunix.training.progress import Bars, counted, print_summary
 
 
@@ -36,6 +39,53 @@ def test_where_there_is_no_terminal_a_run_is_told_in_a_dozen_lines():
     assert first == "step 0: held-out accuracy 37.5% (8 problems)"
     assert [line.split()[1] for line in lines] == [f"{step}/36" for step in range(3, 37, 3)]
     assert lines[0] == "step  3/36  reward 0.50  held-out 37.5%  lr 1.0e-05  kl 0.250  1,234 tok/s  [rolled back 1x]"
+
+
+@pytest.fixture
+def notebook(monkeypatch) -> list[object]:
+    """What a notebook would show, whose libraries are not needed for that."""
+    shown: list[object] = []
+
+    class Widget:
+        def __enter__(self): ...
+        def __exit__(self, *_): ...
+        def clear_output(self, wait): ...
+
+    modules = {"IPython": {}, "IPython.display": {"display": shown.append}, "ipywidgets": {"Output": Widget}}
+    for name, content in modules.items():
+        module = types.ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    return shown
+
+
+@pytest.mark.parametrize("widgets", [True, False])
+def test_a_notebook_draws_a_bar_where_it_can_and_has_a_dozen_lines_where_not(notebook, monkeypatch, widgets):
+    if not widgets:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    record = {"reward/mean": 0.5, "lr": 1e-5, "kl": 0.25, "tokens_per_second": 1234.0}
+    with Bars(Screen()) as bars:
+        display = bars.display("training", 36)
+        for step in range(1, 37):
+            display.step({"step": step, **record})
+        display.end("completed")
+    if widgets:
+        assert "Widget" in {type(part).__name__ for part in notebook}
+    else:
+        assert len(notebook) == 12
+        assert "step  3/36" in notebook[0].text
+
+
+def test_the_streams_of_a_program_are_left_to_it(monkeypatch):
+    """A command has its own over them, which show control characters; they are put over a bar's again."""
+    monkeypatch.setattr(sys, "stdout", own := io.StringIO())
+    with Bars(Console(file=io.StringIO())):
+        assert sys.stdout is own
+    monkeypatch.setattr(sys, "stdout", Output(own))
+    with Bars(Console(file=own, force_terminal=True)):
+        assert isinstance(sys.stdout, Output)
 
 
 def test_the_close_of_a_run_sets_its_start_beside_its_end(capsys):

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from agent_tunix.errors import UserError
+from agent_tunix.models.checkpoints.peft import CONFIG, TENSORS, base_of, is_peft, read_adapters, write_adapters
+
+
+@pytest.fixture
+def folder(adapters, tmp_path):
+    write_adapters(tmp_path, adapters, alpha=6.0, base="owner/base", multimodal=False, dtype="float32")
+    return tmp_path
+
+
+@pytest.mark.parametrize("multimodal", [False, True])
+def test_adapters_come_back_as_they_were(adapters, arch, tmp_path, multimodal):
+    write_adapters(tmp_path, adapters, alpha=6.0, base="owner/base", multimodal=multimodal, dtype="float32")
+    assert is_peft(tmp_path)
+    assert base_of(tmp_path) == "owner/base"
+    found = read_adapters(tmp_path, arch)
+    assert found.scale == adapters.scale
+    jax.tree.map(np.testing.assert_array_equal, found, adapters)
+
+
+def change(folder, **keys):
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(config | keys))
+
+
+@pytest.mark.parametrize(
+    "keys", [{"use_rslora": True}, {"use_dora": True}, {"peft_type": "IA3"}, {"alpha_pattern": {"q": 1}}]
+)
+def test_adapters_that_do_something_else_are_refused(folder, arch, keys):
+    change(folder, **keys)
+    with pytest.raises(UserError, match=f"{next(iter(keys))} is .*; only"):
+        read_adapters(folder, arch)
+
+
+def test_adapters_that_do_not_fit_are_refused(folder, arch):
+    tensors = load_file(folder / TENSORS)
+    name = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
+    for changed, said in (
+        ({k: v for k, v in tensors.items() if k != name}, "lora_A of q_proj does not fit the model"),
+        (tensors | {name: tensors[name][:, :3]}, "lora_A of q_proj does not fit the model, .* shape .3, 16."),
+        (tensors | {"lm_head.lora_A.weight": tensors[name]}, "lm_head.lora_A.weight is an adapter of no module"),
+        ({}, "holds no adapters"),
+    ):
+        save_file(changed, folder / TENSORS)
+        with pytest.raises(UserError, match=said):
+            read_adapters(folder, arch)
+
+
+def test_an_adapter_that_names_no_base_or_cannot_be_read_says_so(folder, arch):
+    change(folder, base_model_name_or_path=None)
+    with pytest.raises(UserError, match="does not name its base"):
+        base_of(folder)
+    (folder / TENSORS).write_bytes(b"half")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_adapters(folder, arch)
