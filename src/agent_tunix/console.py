@@ -13,6 +13,8 @@ import os
 import re
 import select
 import sys
+import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
@@ -21,8 +23,11 @@ from rich.file_proxy import FileProxy
 from rich.segment import Segment
 from rich.text import Text
 
+from agent_tunix import signals
+
 # C0 less tab and newline, DEL, C1; signs that separate lines or turn the direction of text
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+PANIC = b" panicked at "  # in the first line of what Rust says
 MOVES_OF_BARS = re.compile(r"\r|(\x1b\[A)+\Z")  # how tqdm, by which the hub shows its downloads, begins what it writes
 
 
@@ -124,6 +129,48 @@ def _reader_left() -> bool:
     output = select.poll()
     output.register(sys.stdout.fileno(), 0)  # faults are told though they are not asked for
     return bool(output.poll(0))
+
+
+class PanicsUnheard:
+    """Around a library in Rust, which writes pages to standard error when it panics, beside the exception that it raises.
+
+    What is written there meanwhile comes when this is over, less a panic. Several threads may be in here.
+    """
+
+    _turn, _inside, _true, _kept = threading.Lock(), 0, -1, -1
+
+    def __enter__(self) -> None:
+        cls = PanicsUnheard
+        with cls._turn:
+            cls._inside += 1
+            if cls._inside == 1:
+                with contextlib.suppress(OSError):  # it is closed, or too many files are open
+                    cls._divert()
+
+    def __exit__(self, *_: object) -> None:
+        cls = PanicsUnheard
+        with cls._turn:
+            cls._inside -= 1
+            if cls._inside == 0 and cls._true >= 0:
+                cls._restore()
+
+    @classmethod
+    def _divert(cls) -> None:
+        if cls._kept < 0:
+            cls._kept, name = tempfile.mkstemp()
+            os.unlink(name)
+        signals.standard_error = cls._true = os.dup(2)
+        os.dup2(cls._kept, 2)
+
+    @classmethod
+    def _restore(cls) -> None:
+        os.dup2(cls._true, 2)
+        os.close(cls._true)
+        signals.standard_error, cls._true = 2, -1
+        if (size := os.fstat(cls._kept).st_size) and PANIC not in (written := os.pread(cls._kept, size, 0)):
+            os.write(2, written)
+        os.ftruncate(cls._kept, 0)
+        os.lseek(cls._kept, 0, os.SEEK_SET)
 
 
 def send_nowhere(*outputs: int) -> None:

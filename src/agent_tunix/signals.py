@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 STOPS = {SIGINT: "SIGINT", SIGTERM: "SIGTERM", SIGHUP: "SIGHUP"}
 STOPPED = 130  # exit code; what shells give for SIGINT
+standard_error = 2  # where a line is read; another number while `console.PanicsUnheard` keeps what is written there
 SHOWN_CURSOR = b"\x1b[?25h"  # a progress bar may have hidden it
 
 
@@ -63,7 +64,7 @@ def leave(number: int, _: Any = None) -> NoReturn:
     try:
         if os.isatty(1):
             os.write(1, SHOWN_CURSOR)
-        os.write(2, f"{words(number)}\n".encode())
+        os.write(standard_error, f"{words(number)}\n".encode())
     except OSError:  # nothing can be written there any more
         pass
     os._exit(STOPPED)

@@ -7,13 +7,15 @@ import pty
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from agent_tunix.console import Output, Screen, show_controls, shown, unhindered
+from agent_tunix import signals
+from agent_tunix.console import Output, PanicsUnheard, Screen, show_controls, shown, unhindered
 from agent_tunix.training.progress import Bars
 
 CLIPBOARD, CLEAR, TURNED = "\x1b]52;c;aGk=\x07", "\x1b[2J", "\u202eabc"
@@ -197,3 +199,25 @@ def test_a_traceback_shows_them_too():
     os.close(primary)
     assert WRITTEN in said.decode().splitlines()[-1]
     assert b"\x1b" not in said
+
+
+def test_a_panic_is_not_shown_and_what_else_is_written_comes_after_it(capfd):
+    kept = threading.Barrier(2)
+
+    def write() -> None:
+        with PanicsUnheard():
+            kept.wait()
+            os.write(2, b"of the other thread\n")
+            os.write(signals.standard_error, b"of a signal\n")
+
+    (other := threading.Thread(target=write)).start()
+    with PanicsUnheard():
+        kept.wait()
+        other.join()
+        assert capfd.readouterr().err == "of a signal\n"
+    assert capfd.readouterr().err == "of the other thread\n"
+    with PanicsUnheard():
+        os.write(2, b"\nthread '<unnamed>' panicked at lib.rs:3:\nno entry\n")
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "after\n"
+    assert signals.standard_error == 2

@@ -6,6 +6,7 @@ All give the same tokens. A control token that a text spells out, as Gemma's cha
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import math
 import re
@@ -14,6 +15,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
+from agent_tunix.console import PanicsUnheard
 from agent_tunix.errors import UserError, reading
 from agent_tunix.files import TOKENIZER, read_bytes
 from agent_tunix.models.checkpoints.gguf import GgufFile
@@ -49,13 +51,15 @@ class JsonTokenizer:
         from tokenizers import Tokenizer as Backend
 
         self._path = path
-        with _reading(path):
+        with _reading(path), PanicsUnheard():
             self._backend = Backend.from_buffer(read_bytes(path, TOKENIZER))
             self._backend.no_padding()  # which the file of a model that was trained elsewhere may ask for
             self._backend.no_truncation()
             self._backend.post_processor = None  # no token is put around a text here
             _refuse_growth([self._backend.normalizer, self._backend.pre_tokenizer], self._backend.decoder)
             self._backend.encode("?")  # which a vocabulary that lacks its own token for the unknown may not have
+        searches = self._backend.decoder is not None and b"Regex" in self._backend.decoder.__getstate__()
+        self._decoding = PanicsUnheard() if searches else contextlib.nullcontext()  # by far most calls need no more
         self.pad_id, self.begin_id, self.unknown_id, *ends = (
             _required(self._backend.token_to_id(token), token, path) for token in (PAD, BEGIN, UNKNOWN, END, END_OF_TURN)
         )
@@ -63,15 +67,15 @@ class JsonTokenizer:
         self._control = {self.pad_id, self.begin_id, *ends}
 
     def encode(self, text: str) -> list[int]:
-        with _reading(self._path):
+        with _reading(self._path), PanicsUnheard():
             return self._backend.encode(text, add_special_tokens=False).ids
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        with _reading(self._path):
+        with _reading(self._path), PanicsUnheard():
             return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        with _reading(self._path):
+        with _reading(self._path), self._decoding:
             return self._backend.decode([i for i in ids if i not in self._control], skip_special_tokens=False)
 
 

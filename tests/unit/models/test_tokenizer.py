@@ -189,7 +189,23 @@ def test_what_a_file_puts_around_texts_is_left_out(tmp_path):
     ).encode("Ann has 12")
 
 
-def test_a_panic_of_the_library_is_a_message(tmp_path, monkeypatch):
+@pytest.mark.parametrize("place", ["pre_tokenizer", "decoder"])
+def test_a_panic_of_the_library_is_a_message_without_pages_of_its_own(tmp_path, capfd, place):
+    """Its search gives up on patterns that can be tried in too many ways."""
+    pattern = {"Regex": "(a|aa)+$"}
+    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    replace = {"type": "Replace", "pattern": pattern, "content": "a"}
+    added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    tokens = json.loads((find_checkpoint("package:tiny") / "tokenizer.json").read_text())["added_tokens"]
+    long = {"id": 47, "content": "a" * 60 + "b", **added}
+    parts = {"pre_tokenizer": {"pre_tokenizer": split}, "decoder": {"decoder": replace, "added_tokens": [*tokens, long]}}
+    tokenizer = load_tokenizer(write_json(tmp_path, **parts[place]))
+    with pytest.raises(UserError, match=r"tokenizer\.json is damaged .*retry-limit"):
+        tokenizer.decode([47]) if place == "decoder" else tokenizer.encode(long["content"])
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_panic_that_is_no_exception_is_a_message(tmp_path, monkeypatch):
     """It is no `Exception`."""
     tokenizer = load_tokenizer(write_json(tmp_path))
 
