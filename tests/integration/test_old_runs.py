@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import agent_tunix
 from agent_tunix.training.run_folder import read_records
 
 CHECKSUMS = {"arrays", "checksum"}
@@ -38,6 +40,13 @@ def test_it_is_exported(command, run):
     tensors = load_file("adapter/adapter_model.safetensors")
     assert sorted(shape for shape in {tensor.shape for tensor in tensors.values()}) == [(1, 128), (128, 1)]
     assert all(tensor.any() for tensor in tensors.values()), "the updates have moved all of them"
+
+
+def test_it_answers(run):
+    learnt, base = agent_tunix.load(adapter=run), agent_tunix.load("package:tiny")
+    ids = base.encode("How many books does Tom have?")
+    assert np.abs(learnt.logits(ids) - base.logits(ids)).max() > 1e-3
+    assert agent_tunix.Run(run).summary["status"] == "interrupted"
 
 
 def test_it_is_resumed(command, run):

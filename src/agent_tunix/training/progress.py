@@ -30,7 +30,9 @@ class Bars:
             TextColumn("{task.fields[line]}", markup=False),
         )
         self._console, self._several = console, several
-        self._progress = Progress(*columns, console=console, disable=not draws_bars(console))
+        # In a notebook a bar takes what is printed while it is drawn for its own, so no thread may draw it at any time.
+        by_itself = not console.is_jupyter
+        self._progress = Progress(*columns, console=console, auto_refresh=by_itself, disable=not draws_bars(console))
 
     def __enter__(self) -> Bars:
         shown = isinstance(sys.stdout, Output)
@@ -64,10 +66,13 @@ class Display:
         self._task = progress.add_task(label, total=total, line="waiting")
 
     def begin(self, done: int) -> None:
-        self._progress.update(self._task, completed=done, line="compiling ...")
+        self._draw("compiling ...", completed=done)
 
     def end(self, status: str) -> None:
-        self._progress.update(self._task, line=f"{status}, held-out {self._accuracy}{self._guard}")
+        self._draw(f"{status}, held-out {self._accuracy}{self._guard}")
+
+    def _draw(self, line: str, completed: int | None = None) -> None:
+        self._progress.update(self._task, completed=completed, line=line, refresh=not self._progress.live.auto_refresh)
 
     def step(self, record: Record) -> None:
         if "reward/mean" in record:
@@ -76,7 +81,7 @@ class Display:
             gain, kl = f"loss {record['loss']:.3f}", ""
         speed = f"{record['tokens_per_second']:,.0f} tok/s"
         line = f"{gain}  held-out {self._accuracy}  lr {record['lr']:.1e}  {kl}{speed}{self._guard}"
-        self._progress.update(self._task, completed=record["step"], line=line)
+        self._draw(line, completed=record["step"])
         if self._lines and record["step"] % max(1, self._total // self._lines) == 0:
             self.notice(f"step {record['step']:>{len(str(self._total))}}/{self._total}  {line}")
 

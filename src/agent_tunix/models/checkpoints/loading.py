@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.progress import Progress
 from safetensors.numpy import save_file
 
-from agent_tunix.console import Screen, draws_bars
+from agent_tunix.console import Screen
 from agent_tunix.errors import UserError
 from agent_tunix.models.architecture import Architecture, Layers, Weights
 from agent_tunix.models.checkpoints import safetensors
@@ -152,12 +152,12 @@ def _check(checkpoint: Path, found: Mapping[str, tuple], expected: Mapping[str, 
 
 @contextmanager
 def _progress(title: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar where one can be drawn, nothing elsewhere; yields the function that advances it by one."""
+    """A bar on a terminal, nothing elsewhere; yields the function that advances it by one."""
     console = Screen(stderr=True)
     with Progress(
         console=console,
         transient=True,
-        disable=not draws_bars(console),
+        disable=not console.is_terminal,
         redirect_stdout=False,
         redirect_stderr=False,
     ) as progress:

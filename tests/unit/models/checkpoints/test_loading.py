@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from agent_tunix.config.schema import ArchitectureSection
 from agent_tunix.errors import UserError
 from agent_tunix.models.checkpoints import gguf_header, safetensors
 from agent_tunix.models.checkpoints.hub import find_checkpoint
@@ -30,6 +31,7 @@ from agent_tunix.models.checkpoints.loading import (
 )
 from agent_tunix.models.quantization import Quantised
 from agent_tunix.models.sharding import mesh_of_sizes
+from agent_tunix.training import loading as model_loading
 
 
 @pytest.fixture(scope="module")
@@ -312,3 +314,17 @@ def test_init_weights_have_the_shapes_of_a_checkpoint(tmp_path, arch):
     stored = {name: value.shape for name, value in load_file(tmp_path / "model.safetensors").items()}
     assert stored == tensor_shapes(arch)
     assert 0.8 < float(jnp.std(made.layers.down_proj)) * 48**0.5 < 1.2
+
+
+def test_a_file_that_leaves_numbers_out_is_known_by_the_models_that_are_described(tmp_path, golden, arch, monkeypatch):
+    tiny = next(section for section in model_loading.shipped_models() if section.model_size == "tiny")
+    assert model_loading.shipped_model(golden) == (arch, "bfloat16"), "it has a config.json"
+    numbers = dataclasses.asdict(arch) | {"query_pre_attn_scalar": round(arch.query_scale**-2, 6)}
+    described = {name: numbers[name] for name in tiny.architecture.model_dump()}
+    section = tiny.model_copy(update={"architecture": ArchitectureSection(**described)})
+    for file in (layouts.write_gguf(tmp_path / "golden.gguf", golden), layouts.write_orbax(tmp_path / "orbax", golden)):
+        with pytest.raises(UserError, match=r"golden.gguf|orbax does not record its whole architecture"):
+            model_loading.shipped_model(file)
+        with monkeypatch.context() as patched:
+            patched.setattr(model_loading, "shipped_models", lambda: [tiny, section])
+            assert model_loading.shipped_model(file) == (arch, "float32")
