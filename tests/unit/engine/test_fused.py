@@ -163,6 +163,15 @@ def test_a_loop_that_asks_again_while_it_closes_is_stopped_again():
         together([careful, failing])
 
 
+@pytest.fixture
+def interruptible():
+    """Tests may have been started in the background, where Ctrl-C is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_reaches_the_loop_at_work_and_stops_the_others():
     """As a second Ctrl-C does in a lone run."""
     heard = []
