@@ -30,6 +30,16 @@ hub.find_checkpoint = lambda source: signal.raise_signal(signal.{name})
 """
 TRAIN = ["run_training.py", "model=gemma3_tiny"]
 DOCTOR = ["agent-tunix", "doctor", "nowhere"]
+DEFAULTS = [(signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)]
+
+
+@pytest.fixture(autouse=True)
+def heeded():
+    """Tests may have been started in the background or to outlive their terminal, where these signals are ignored."""
+    before = [signal.signal(number, handler) for number, handler in DEFAULTS]
+    yield
+    for (number, _), handler in zip(DEFAULTS, before, strict=True):
+        signal.signal(number, handler)
 
 
 def started(prelude: str, command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
