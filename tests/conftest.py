@@ -75,6 +75,15 @@ def hardly_optimized(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", before)
 
 
+@pytest.fixture(autouse=True)
+def signals_given_back() -> Iterator[None]:
+    """A command that a test calls in this process leaves its own handlers, which would end the tests."""
+    before = {number: signal.getsignal(number) for number in signals.STOPS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     code: int

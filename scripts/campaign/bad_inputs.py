@@ -30,7 +30,7 @@ OPTIONS += ["--config-name=none", "--config-path=..", "--processes=0", "--proces
 OPTIONS += ["--coordinator=x", "--run", "-p", "--", "-", "-x"]
 HYDRA = ["run.dir", "sweep.dir", "sweep.subdir", "job.chdir", "launcher.fuse", "sweeper.max_batch_size"]
 HYDRA += ["output_subdir", "job.name", "verbose", "mode"]
-PLACES = ["/proc/x/y", "/dev/null/x", "file/x", "/nowhere/x", "a" * 300, "''", "~", ".", "/", "\x1b[2J", "${seed}"]
+PLACES = ["/proc/x/y", "/dev/null/x", "file/x", "new/x", "a" * 300, "''", "~", ".", "/", "\x1b[2J", "${seed}"]
 PLACES += ["${hydra:job.num}", "a/b/c", "é"]
 MESHES = ["[[1000000000,1],[fsdp,tp]]", "[[1,1000000000],[fsdp,tp]]", "[[0,1],[fsdp,tp]]", "[[1,1],[tp,fsdp]]"]
 MESHES += ["[[1],[a]]", "[[],[]]", "[[1.5,1],[fsdp,tp]]"]

@@ -99,8 +99,10 @@ def list_for_keys(arguments: Sequence[str]) -> str | None:
 
 def misplaced(mistake: Exception) -> str | None:
     """For an override that OmegaConf stumbles over: a name where a list has indices, a dictionary where nothing is."""
-    kinds = TypeError | ValueError | AttributeError
-    if not isinstance(mistake, kinds) or not _passed_through(mistake)[-1].startswith("omegaconf."):
+    made_in = _passed_through(mistake)[-1] if isinstance(mistake, TypeError | ValueError | AttributeError) else ""
+    if made_in == "hydra._internal.defaults_list":
+        return "A group, such as model or reward, takes the name of one of its files, or a flat list of such names."
+    if not made_in.startswith("omegaconf."):
         return None
     if "hydra.sweeper.params" in str(mistake):
         return "hydra.sweeper.params is for a file of configuration; here values are swept as in optimizer.eps=1e-8,1e-6"

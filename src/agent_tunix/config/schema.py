@@ -271,7 +271,10 @@ class DataSection(Section):
     num_examples: Positive | None = Field(description="Training examples (arithmetic: train_fraction of them); null: all.")
     question_field: str = Field(description="Field of a row that holds the question.")
     answer_field: str = Field(description="Field of a row that holds the answer.")
-    answer_pattern: str | None = Field(description="Regular expression whose first group is the final answer in that field.")
+    answer_pattern: str | None = Field(
+        description="Regular expression whose first group is the final answer in that field. Its time is not bounded: "
+        "nested repeats, as in `(a+)+`, may take minutes for a row."
+    )
     system_prompt: str = Field(description="Put before every question.")
     on_bad_row: Literal["error", "skip"] = Field(
         description="What a malformed row does: stop with its line number, or be counted and skipped."

@@ -71,6 +71,13 @@ def test_a_part_that_cannot_be_set_is_answered_with_how_parts_are_set(given, nam
             compose("config", hydra_arguments([advised]))
 
 
+@pytest.mark.parametrize("given", ["grpo=[1,2]", "grpo=[1,[2,[3]]]", "model=[[gemma3_tiny]]"])
+def test_a_group_that_is_given_no_name_is_told_what_it_takes(given):
+    with initialize_config_dir(str(config_folder()), version_base="1.3"), pytest.raises(Exception) as mistake:  # noqa: PT011  # Hydra's own
+        compose("config", hydra_arguments([given]))
+    assert answer(mistake.value).startswith("A group, such as model or reward, takes the name of one of its files")
+
+
 def test_a_sweep_by_hydras_own_key_is_told_how_values_are_swept():
     with initialize_config_dir(str(config_folder()), version_base="1.3"), pytest.raises(AttributeError) as mistake:
         compose("config", hydra_arguments(['hydra.sweeper.params={optimizer.learning_rate:"1e-6,1e-5"}']), True)

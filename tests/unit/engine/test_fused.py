@@ -185,14 +185,16 @@ def test_ctrl_c_reaches_the_loop_at_work_and_stops_the_others():
 
     def at_work(answer):
         try:
-            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+            ctrl_c.start()
             while True:
                 time.sleep(0.001)
         except BaseException as fault:
             heard.append(type(fault))
             raise
 
+    ctrl_c, before = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)), threading.enumerate()
     with pytest.raises(KeyboardInterrupt):
         together([waiting, at_work])
+    ctrl_c.join()
     assert sorted(map(str, heard)) == sorted(map(str, [KeyboardInterrupt, StoppedError]))
-    assert threading.active_count() <= 2
+    assert not set(threading.enumerate()) - set(before)  # no loop is left behind
