@@ -1,5 +1,5 @@
-"""Makes the goldens that our numbers are tested against, by code we did not write: transformers' Gemma 3, torch's AdamW,
-transformers' cosine schedule and TRL's GRPO loss.
+"""Makes the goldens that our numbers are tested against, by code we did not write: transformers' Gemma 3, PEFT's adapters on
+it, torch's AdamW, transformers' cosine schedule and TRL's GRPO loss.
 
     python scripts/make_goldens.py                         (needs the extra `parity`; overwrites tests/golden)
     python scripts/make_goldens.py --seed 7 --folder DIR   (fresh ones, as `make parity` does)
@@ -17,6 +17,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 import numpy as np
 import torch
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedTokenizerFast
 from transformers.optimization import get_cosine_with_min_lr_schedule_with_warmup
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
@@ -54,6 +55,12 @@ LOSSES = (
     ("sapo", "sapo", "token", {}),
     ("rloo", "rloo", "sequence", {"beta": 0.0, "epsilon_high": 0.2}),
 )
+# Kinds of adapters: where they are, and what differs from LoRA of rank 4
+ALL_MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+ADAPTERS = {
+    "lora": (ALL_MODULES, {}),
+    "rslora": (["q_proj", "v_proj", "down_proj"], {"use_rslora": True}),
+}
 GRADIENTS = (
     "model.layers.0.self_attn.q_proj.weight",
     "model.layers.2.mlp.down_proj.weight",
@@ -106,6 +113,33 @@ def make_logits(folder: Path, model: Gemma3ForCausalLM, rng: np.random.Generator
     np.savez_compressed(
         folder / "logits.npz", tokens=tokens, mask=mask, logits=logits.numpy(), greedy=greedy[:, ids.shape[1] :].numpy()
     )
+
+
+def make_adapters(folder: Path, seed: int) -> None:
+    """Adapters of each kind as PEFT saves them, with noise for what they have learnt; logits, and the gradient of their
+    product with a random array, by the names of the adapters' tensors.
+    """
+    given = np.load(folder / "logits.npz")
+    ids, attention = torch.tensor(given["tokens"]), torch.tensor(given["mask"].astype(int))
+    positions = (attention.cumsum(-1) - 1).clamp(min=0)
+    for kind, (modules, differing) in ADAPTERS.items():
+        torch.manual_seed(seed)
+        base = Gemma3ForCausalLM.from_pretrained(folder / "gemma3", dtype=torch.float32).eval()
+        config = LoraConfig(r=4, lora_alpha=6, target_modules=modules, task_type="CAUSAL_LM", **differing)
+        model = get_peft_model(base, config).eval()
+        model.peft_config["default"].base_model_name_or_path = "gemma3"
+        learnt = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        with torch.no_grad():
+            for parameter in learnt.values():
+                parameter += torch.randn_like(parameter) * 0.1
+        logits = model(ids, attention_mask=attention, position_ids=positions, use_cache=False).logits
+        cotangent = torch.randn_like(logits) * attention[..., None]
+        (logits * cotangent).sum().backward()
+        model.save_pretrained(folder / kind)
+        (folder / kind / "README.md").unlink()
+        gradients = {name.replace(".default", ""): parameter.grad.numpy() for name, parameter in learnt.items()}
+        arrays = {"logits": logits.detach().numpy(), "cotangent": cotangent.numpy()}
+        np.savez_compressed(folder / kind / "golden.npz", **arrays, **gradients)
 
 
 def make_optimizer(folder: Path, rng: np.random.Generator) -> None:
@@ -270,6 +304,7 @@ def main() -> None:
     rng = np.random.default_rng(args.seed)
     model = make_model(args.folder / "gemma3", args.seed)
     make_logits(args.folder, model, rng)
+    make_adapters(args.folder, args.seed)
     make_optimizer(args.folder, rng)
     make_schedule(args.folder)
     make_objective(args.folder, model, rng)

@@ -39,6 +39,10 @@ def rate_range(cfg: Config, num_examples: int | None) -> tuple[float, float, lis
     if cfg.model.lora_rank == 0:
         low, high = low * FULL_FINE_TUNING, high * FULL_FINE_TUNING
         reasons.append("training all weights asks for less")
+    elif cfg.model.use_rslora:  # adaptive steps of B do not depend on the scale, so what they change of the matrix does
+        more = math.sqrt(cfg.model.lora_rank)
+        low, high = low / more, high / more
+        reasons.append(f"model.use_rslora scales adapters {more:.2g} times as much, and asks for as much less")
     if num_examples is not None and num_examples < SMALL_DATA[0]:
         high *= SMALL_DATA[1]
         reasons.append(f"{num_examples} examples ask for less")

@@ -19,6 +19,7 @@ C = TypeVar("C", bound=Config)
 FIXED = {  # what a run cannot change and still be one run
     "seed": "the order of the data follows from it",
     "model.lora_alpha": "it scales what the adapters have learnt",
+    "model.use_rslora": "it scales what the adapters have learnt",
     "optimizer.optimizer_name": "another optimizer could not use its state",
     "training.init_from": "it is compared with what it started from",
     "training.init_step": "it is compared with what it started from",

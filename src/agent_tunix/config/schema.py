@@ -82,6 +82,10 @@ class ModelSection(Section):
     )
     lora_rank: int = Field(ge=0, description="Rank of the adapters; 0 trains all weights, with float32 masters.")
     lora_alpha: float = Field(gt=0, description="Adapters are scaled by lora_alpha / lora_rank.")
+    use_rslora: bool = Field(
+        default=False,
+        description="Scale adapters by lora_alpha / sqrt(lora_rank), so that a larger rank does not learn less.",
+    )
     lora_module_path: str = Field(
         max_length=2**12, description="Regular expression over Hugging Face module names; modules it finds are adapted."
     )

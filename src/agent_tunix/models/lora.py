@@ -1,6 +1,7 @@
 """LoRA adapters (Hu et al., 2021, arXiv:2106.09685), kept apart from the base weights and in float32.
 
-y = x W + (alpha / rank) x A B. A starts random and B zero, so a fresh adapter changes nothing.
+y = x W + s x A B. A starts random and B zero, so a fresh adapter changes nothing. The scale s is alpha / rank, or
+alpha / sqrt(rank) (rsLoRA: Kalajdzievski, 2023, arXiv:2312.03732).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 
 @pytree
 class Adapters:
-    """For each adapted module its A [L, in, R] and B [L, R, out]; `scale` is alpha / rank."""
+    """For each adapted module its A [L, in, R] and B [L, R, out], and the scale of their product."""
 
     a: dict[str, jax.Array]
     b: dict[str, jax.Array]
@@ -32,6 +33,11 @@ class Adapters:
     def by_module(self) -> dict[str, tuple[jax.Array, jax.Array]]:
         """Pairs with the scale taken into A, ready to be multiplied."""
         return {name: (self.a[name] * self.scale, self.b[name]) for name in self.a}
+
+
+def scale_of(rank: int, alpha: float, use_rslora: bool) -> float:
+    """What A B is multiplied by: alpha / rank, or alpha / sqrt(rank), by which all ranks learn alike at one rate."""
+    return alpha / (math.sqrt(rank) if use_rslora else rank)
 
 
 Trainable = Adapters | Weights
@@ -154,7 +160,9 @@ def module_shape(arch: Architecture, module: str) -> tuple[int, int]:
     }[module]
 
 
-def init_adapters(key: jax.Array, arch: Architecture, modules: tuple[str, ...], rank: int, alpha: float) -> Adapters:
+def init_adapters(
+    key: jax.Array, arch: Architecture, modules: tuple[str, ...], rank: int, alpha: float, use_rslora: bool = False
+) -> Adapters:
     """Fresh adapters: A uniform as in the authors' code (Kaiming, variance 1 / (3 in)), B zero.
 
     All of A is drawn at once: each drawing by itself takes a CPU half a second to compile.
@@ -168,4 +176,4 @@ def init_adapters(key: jax.Array, arch: Architecture, modules: tuple[str, ...], 
     for module, own, (fan_in, fan_out) in zip(modules, drawn, shapes, strict=True):
         a[module] = own[: arch.num_layers * fan_in * rank].reshape(arch.num_layers, fan_in, rank)
         b[module] = jnp.zeros((arch.num_layers, rank, fan_out), jnp.float32)
-    return Adapters(a, b, alpha / rank)
+    return Adapters(a, b, scale_of(rank, alpha, use_rslora))

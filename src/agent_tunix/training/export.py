@@ -100,7 +100,8 @@ def _write_peft(folder: Path, checkpoint: Path, trained: Config, trainable: Trai
         multimodal = len(next(iter(trainable.a.values()))) in WITH_VISION
     from_hub = is_remote(trained.model.weights) and not trained.model.weights.startswith(KAGGLE)
     base = trained.model.weights if from_hub else str(checkpoint.resolve())
-    write_adapters(folder, trainable, trained.model.lora_alpha, base, multimodal, dtype)
+    scaled = trained.model.lora_alpha, base, multimodal, dtype, trained.model.use_rslora
+    write_adapters(folder, trainable, *scaled)
 
 
 def _is_huggingface(checkpoint: Path) -> bool:

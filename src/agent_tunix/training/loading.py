@@ -225,8 +225,8 @@ def new_trainable(cfg: Config, model: Model) -> Trainable:
         return fresh
     if jax.tree.map(jnp.shape, learnt) != jax.tree.map(jnp.shape, fresh):
         raise UserError(
-            f"training.init_from={cfg.training.init_from}: its adapters do not fit model.lora_rank, model.lora_alpha and "
-            "model.lora_module_path of this run; set the same ones."
+            f"training.init_from={cfg.training.init_from}: its adapters do not fit model.lora_rank, model.lora_alpha, "
+            "model.use_rslora and model.lora_module_path of this run; set the same ones."
         )
     return learnt
 
@@ -301,7 +301,8 @@ def adapters_of(cfg: Config, arch: Architecture) -> dict[str, Any]:
         modules = select_modules(section.lora_module_path, arch.num_layers)
     except ValueError as fault:
         raise UserError(f"model.lora_module_path={section.lora_module_path}: {fault}.") from fault
-    return {"seed": cfg.seed, "arch": arch, "modules": modules, "rank": section.lora_rank, "alpha": section.lora_alpha}
+    scaled = {"rank": section.lora_rank, "alpha": section.lora_alpha, "use_rslora": section.use_rslora}
+    return {"seed": cfg.seed, "arch": arch, "modules": modules, **scaled}
 
 
 def _fresh_adapters(seed: int, **of: Any) -> Adapters:

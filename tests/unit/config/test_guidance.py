@@ -38,6 +38,7 @@ def test_training_all_weights_and_little_data_ask_for_less():
     usual = rate_range(config(), 5000)[1]
     assert rate_range(config("model.lora_rank=0"), 5000)[1] == pytest.approx(usual / 10)
     assert rate_range(config(), 100)[1] == pytest.approx(usual / 3)
+    assert rate_range(config("model.use_rslora=true"), 5000)[:2] == pytest.approx((1e-5 / 32**0.5, usual / 32**0.5))
     few = rate_range(config("training.micro_batch_size=1"), 100)
     assert few[0] == few[1] == pytest.approx(usual / 9), "what is asked for less of all is not called low"
     (line,) = warnings(config("training.micro_batch_size=1", "optimizer.learning_rate=1e-4"), 100)

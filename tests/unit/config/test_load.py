@@ -221,6 +221,11 @@ def test_a_base_that_is_trained_is_not_quantised(faults):
     assert line.startswith("model.base_dtype=nf4: model.lora_rank=0 trains all weights, so none is frozen")
 
 
+def test_keys_of_adapters_are_refused_where_there_are_none(faults):
+    (line,) = faults({"model.use_rslora": True, "model.lora_rank": 0})
+    assert line.startswith("model.use_rslora=true: model.lora_rank=0 trains all weights and has no adapters")
+
+
 def test_an_average_that_would_be_divided_by_zero_is_refused(faults):
     (line,) = faults({"optimizer.optimizer_name": "schedule_free_adamw", "optimizer.betas": [0.0, 0.99]})
     assert line.startswith("optimizer: schedule_free_adamw interpolates by betas[0], which must be above 0")

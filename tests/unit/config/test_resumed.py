@@ -16,6 +16,7 @@ from agent_tunix.training.loading import saved_config
 OTHER = {
     "seed": "43",
     "model.lora_alpha": "1",
+    "model.use_rslora": "true",
     "optimizer.optimizer_name": "schedule_free_adamw",
     "training.init_from": "runs/other",
     "training.init_step": "7",

@@ -110,6 +110,7 @@ def test_adapters_may_sit_on_some_modules_only(weights, adapters, arch, prompts)
 
 def test_rank_and_alpha_make_the_scale(arch):
     assert init_adapters(jax.random.key(0), arch, ("q_proj",), rank=4, alpha=32.0).scale == 8
+    assert init_adapters(jax.random.key(0), arch, ("q_proj",), rank=4, alpha=32.0, use_rslora=True).scale == 16
 
 
 def test_policy_is_adapters_over_the_base_or_all_weights_in_the_type_of_the_base(weights, adapters):

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from agent_tunix.errors import UserError, reading
 from agent_tunix.files import open_regular, read_json
 from agent_tunix.models.architecture import Architecture
-from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, Adapters, huggingface_name, module_shape
+from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, Adapters, huggingface_name, module_shape, scale_of
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 NAME = re.compile(r"base_model\.model\.model\.(?:language_model\.)?layers\.(\d+)\.\w+\.(\w+)\.lora_([AB])\.weight")
@@ -23,20 +23,35 @@ NAME = re.compile(r"base_model\.model\.model\.(?:language_model\.)?layers\.(\d+)
 FIXED: dict[str, Any] = {
     "peft_type": "LORA",
     "bias": "none",
-    "use_rslora": False,
     "use_dora": False,
     "modules_to_save": None,
     "rank_pattern": {},
     "alpha_pattern": {},
     "fan_in_fan_out": False,
+    "layers_to_transform": None,
+    "layer_replication": None,
+    "trainable_token_indices": None,
+    "target_parameters": None,
+    "lora_bias": False,
+    "alora_invocation_tokens": None,
+    "arrow_config": None,
+    "use_qalora": False,
+    "use_bdlora": None,
+    "kasa_config": None,
+    "monteclora_config": None,
+    "velora_config": None,
 }
+# Ways to begin after which the base is no longer the one that was published.
+CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 def is_peft(folder: Path) -> bool:
     return (folder / CONFIG).exists()
 
 
-def write_adapters(folder: Path, adapters: Adapters, alpha: float, base: str, multimodal: bool, dtype: str) -> None:
+def write_adapters(
+    folder: Path, adapters: Adapters, alpha: float, base: str, multimodal: bool, dtype: str, use_rslora: bool = False
+) -> None:
     """Writes adapters for PEFT; `base` names the model they sit on, whose text part may be one of a multimodal one."""
     modules = sorted(adapters.a)
     tensors = {}
@@ -54,6 +69,7 @@ def write_adapters(folder: Path, adapters: Adapters, alpha: float, base: str, mu
         "base_model_name_or_path": base,
         "r": adapters.a[modules[0]].shape[-1],
         "lora_alpha": int(alpha) if alpha.is_integer() else alpha,  # vLLM takes whole numbers only
+        "use_rslora": use_rslora,
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
@@ -77,8 +93,13 @@ def read_adapters(folder: Path, arch: Architecture) -> Adapters:
     for key, value in FIXED.items():
         if (config.get(key) or None) != (value or None):
             raise UserError(f"{folder / CONFIG}: {key} is {config.get(key)!r:.80}; only {value!r} is supported.")
+    if str(begun := config.get("init_lora_weights")).lower().startswith(CHANGE_BASE):
+        raise UserError(
+            f"{folder / CONFIG}: init_lora_weights is {begun!r:.80}, which changes the base; have PEFT save it as LoRA, "
+            "by path_initial_model_for_weight_conversion."
+        )
     with reading(folder / TENSORS):
-        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+        rank, alpha, use_rslora = int(config["r"]), float(config["lora_alpha"]), bool(config.get("use_rslora"))
         open_regular(folder / TENSORS).close()
         for name, tensor in load_file(folder / TENSORS).items():
             known = NAME.fullmatch(name)
@@ -99,7 +120,7 @@ def read_adapters(folder: Path, arch: Architecture) -> Adapters:
                     f"layers are to have one of shape {[*shape[::-1]]}."
                 )
             stacks[module] = jnp.stack([by_layer[layer] for layer in range(arch.num_layers)])
-    return Adapters(a, b, alpha / rank)
+    return Adapters(a, b, scale_of(rank, alpha, use_rslora))
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 
 import jax
@@ -27,17 +28,30 @@ def test_adapters_come_back_as_they_were(adapters, arch, tmp_path, multimodal):
     jax.tree.map(np.testing.assert_array_equal, found, adapters)
 
 
+def test_the_scale_is_by_the_root_of_the_rank_where_the_adapter_says_so(adapters, arch, tmp_path):
+    write_adapters(tmp_path, adapters, 6.0, "owner/base", multimodal=False, dtype="float32", use_rslora=True)
+    assert json.loads((tmp_path / CONFIG).read_text())["use_rslora"] is True
+    assert read_adapters(tmp_path, arch).scale == 6 / 3**0.5
+
+
 def change(folder, **keys):
     config = json.loads((folder / CONFIG).read_text())
     (folder / CONFIG).write_text(json.dumps(config | keys))
 
 
 @pytest.mark.parametrize(
-    "keys", [{"use_rslora": True}, {"use_dora": True}, {"peft_type": "IA3"}, {"alpha_pattern": {"q": 1}}]
+    "keys", [{"use_dora": True}, {"peft_type": "IA3"}, {"alpha_pattern": {"q": 1}}, {"use_qalora": True}]
 )
 def test_adapters_that_do_something_else_are_refused(folder, arch, keys):
     change(folder, **keys)
     with pytest.raises(UserError, match=f"{next(iter(keys))} is .*; only"):
+        read_adapters(folder, arch)
+
+
+@pytest.mark.parametrize(("begun", "refused"), [("pissa_niter_16", True), ("gaussian", False), (True, False)])
+def test_adapters_of_a_base_that_was_changed_to_begin_with_are_refused(folder, arch, begun, refused):
+    change(folder, init_lora_weights=begun)
+    with pytest.raises(UserError, match="which changes the base") if refused else contextlib.nullcontext():
         read_adapters(folder, arch)
 
 
