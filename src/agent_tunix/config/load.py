@@ -24,13 +24,13 @@ from agent_tunix.files import SETTINGS, read_text
 
 C = TypeVar("C", bound=BaseModel)
 FOLDERS = (
-    *("run", "output", "training.resume", "training.init_from", "data.path", "model.weights"),
+    *("run", "output", "training.resume", "training.init_from", "data.path", "model.weights", "model.adapter"),
     *("hydra.run.dir", "hydra.sweep.dir"),
 )
 FOLDER_TO_QUOTE = re.compile(r"""(["']?)([0-9][\w.+-]*|~[^"',]*)\1""")  # a comma may part the values of a sweep
 # The first line of a saved configuration. Places may be written anew where something was moved, and are left out.
 CHECKSUM = re.compile(r"# checksum of all values but places: (\w*)")
-PLACES = ("model.weights", "data.path", "training.init_from", "training.resume")
+PLACES = ("model.weights", "model.adapter", "data.path", "training.init_from", "training.resume")
 REFERENCE = re.compile(r"(\\*)\$\{")  # OmegaConf looks up what follows, unless a backslash of its own is before it
 SHOWN = 200  # characters of a value in a message
 MOST_VALUES = 10_000  # of a saved configuration; it has some 150
@@ -160,6 +160,10 @@ def _impossible(container: Any) -> Iterable[str]:
         yield f"model.base_dtype={held}: model.lora_rank=0 trains all weights, so none is frozen; set it to null, or a rank"
     if value("model", "use_rslora") is True and rank == 0:
         yield "model.use_rslora=true: model.lora_rank=0 trains all weights and has no adapters; set it to false, or a rank"
+    if (adapter := value("model", "adapter")) is not None and rank == 0:
+        yield f"model.adapter={adapter}: model.lora_rank=0 trains all weights and has no adapters; set that of the adapter"
+    if adapter is not None and (begun := value("training", "init_from")) is not None:
+        yield f"model.adapter={adapter}, training.init_from={begun}: a run starts from one of them; leave the other out"
 
 
 def _misfits(container: Any, trains: bool) -> Iterable[str]:

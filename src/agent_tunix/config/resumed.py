@@ -20,6 +20,7 @@ FIXED = {  # what a run cannot change and still be one run
     "seed": "the order of the data follows from it",
     "model.lora_alpha": "it scales what the adapters have learnt",
     "model.use_rslora": "it scales what the adapters have learnt",
+    "model.adapter": "it is compared with what it started from",
     "optimizer.optimizer_name": "another optimizer could not use its state",
     "training.init_from": "it is compared with what it started from",
     "training.init_step": "it is compared with what it started from",
@@ -98,7 +99,7 @@ def made_of(run: str | None) -> Iterator[None]:
 
 def _same(key: str, before: Any, now: Any) -> bool:
     """Whether a resumed run is still the same run; the folder that it started from may have been moved."""
-    return before == now or (key == "training.init_from" and None not in (before, now))
+    return before == now or (key in ("training.init_from", "model.adapter") and None not in (before, now))
 
 
 def anchored(cfg: C) -> C:

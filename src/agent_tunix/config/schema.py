@@ -89,6 +89,9 @@ class ModelSection(Section):
     lora_module_path: str = Field(
         max_length=2**12, description="Regular expression over Hugging Face module names; modules it finds are adapted."
     )
+    adapter: str | None = Field(
+        default=None, description="Folder of a PEFT adapter to start from, which is then the reference of the KL term too."
+    )
     mesh_shape: list[Any] = Field(
         description="Devices as [[f,t],[fsdp,tp]]: f split the batch, t the heads; an axis left out has 1."
     )

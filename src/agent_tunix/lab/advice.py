@@ -18,7 +18,13 @@ from agent_tunix.lab.report.page import report_on
 from agent_tunix.training import loading
 from agent_tunix.training.advisor import Advisor
 
-HOW_TO_LEARN = ("training", "optimizer", "scheduler", "grpo")  # not carried over from a warm start, but for what is
+HOW_TO_LEARN = (
+    "training",
+    "optimizer",
+    "scheduler",
+    "grpo",
+    "model.adapter",
+)  # not carried over from a warm start, but for what is
 SAME_HERE = ("training.train_fraction", "training.micro_batch_size", "training.batch_size")  # held out, and what fits
 
 

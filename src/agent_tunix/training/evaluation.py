@@ -238,7 +238,8 @@ def _read_as_asked(trained: Config, cfg: EvaluateConfig, overrides: Sequence[str
 
 
 def _title(record: Record, cfg: EvaluateConfig, trained: Config) -> str:
-    begun = f", with training.init_from={cfg.training.init_from}" if cfg.training.init_from else ""
+    sources = {"training.init_from": cfg.training.init_from, "model.adapter": cfg.model.adapter}
+    begun = "".join(f", with {key}={folder}" for key, folder in sources.items() if folder)
     what = f"{cfg.run}, step {record['step']}" if cfg.run else f"base model {trained.model.model_size}{begun}"
     passes, temperature = record["num_passes"], cfg.inference_config.temperature
     of = f" of {record['set']}" if "set" in record else ""

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import shlex
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from agent_tunix.config.commands import value_text
 from agent_tunix.config.load import read_saved, shipped_models, validate
 from agent_tunix.config.mesh_shape import sizes_of
 from agent_tunix.config.resumed import no_run
@@ -28,6 +30,7 @@ from agent_tunix.models.architecture import Architecture, Weights
 from agent_tunix.models.base import Model
 from agent_tunix.models.checkpoints.hub import find_checkpoint
 from agent_tunix.models.checkpoints.loading import open_weights, quantised, read_architecture, weight_shapes
+from agent_tunix.models.checkpoints.peft import is_peft, named_base, read_adapters, settings_of
 from agent_tunix.models.lora import (
     ATTENTION,
     FEED_FORWARD,
@@ -216,7 +219,7 @@ def _outline(weights: Weights, optimizer: str, **of: Any) -> TrainState:
 
 
 def new_trainable(cfg: Config, model: Model) -> Trainable:
-    """What is trained, before the first update: fresh adapters, those of an earlier run, or all weights in float32."""
+    """What is trained, before the first update: adapters that are fresh or learnt before, or all weights in float32."""
     if cfg.model.lora_rank == 0:
         return masters(model.weights)
     fresh = make_in_place(_fresh_adapters, model.arch, model.mesh, **adapters_of(cfg, model.arch))
@@ -233,6 +236,8 @@ def new_trainable(cfg: Config, model: Model) -> Trainable:
 
 def earlier_adapters(cfg: Config, model: Model) -> Adapters | None:
     """The adapters that this run starts from, which are its reference too; None where it starts from the base."""
+    if cfg.model.adapter is not None:
+        return place(read_adapters(adapter_folder(cfg.model.adapter), model.arch), model.arch, model.mesh)
     if cfg.training.init_from is None or cfg.model.lora_rank == 0:
         return None
     earlier = saved_config(cfg.training.init_from, "training.init_from")
@@ -240,6 +245,41 @@ def earlier_adapters(cfg: Config, model: Model) -> Adapters | None:
         return None
     learnt, _ = load_trained(cfg.training.init_from, earlier, model, cfg.training.init_step)
     return learnt if isinstance(learnt, Adapters) else None
+
+
+def adapter_folder(given: str) -> Path:
+    """The folder that model.adapter names, which must be one of PEFT's."""
+    folder = Path(os.path.expanduser(given))
+    if (folder / "config.yaml").exists() and not is_peft(folder):
+        raise UserError(
+            f"model.adapter={given} is the folder of a run; training.init_from={given} starts from what it learnt."
+        )
+    if not is_peft(folder):
+        raise UserError(
+            f"model.adapter={given}: there is no {folder.absolute() / 'adapter_config.json'}; give the folder of an adapter "
+            "that PEFT, or agent-tunix export, has saved."
+        )
+    return folder
+
+
+def _unlike_adapter(cfg: Config, arch: Architecture) -> list[str]:
+    """Refuses a run with other keys than the adapter that it starts from; what to say where that is one of another base."""
+    if cfg.model.adapter is None:
+        return []
+    folder = adapter_folder(cfg.model.adapter)
+    settings, there = settings_of(folder), read_adapters(folder, arch).a
+    others = [f"model.{key}={value_text(value)}" for key, value in settings.items() if getattr(cfg.model, key) != value]
+    if {*adapters_of(cfg, arch)["modules"]} != there.keys():
+        others.append(f"model.lora_module_path={'|'.join(name for name in ATTENTION + FEED_FORWARD if name in there)}")
+    if others:
+        raise UserError(
+            f"model.adapter={cfg.model.adapter} is of another kind than this run's adapters. To train it, give\n"
+            f"  {shlex.join(others)}"
+        )
+    base, own = named_base(folder), cfg.model.weights
+    if base is None or Path(base).name.lower() in own.lower():
+        return []
+    return [f"model.adapter={cfg.model.adapter} names {base} as its base, and this run's is model.weights={own}"]
 
 
 def load_trained(folder: str, cfg: Config, model: Model, step: int | None = None) -> tuple[Trainable, int]:
@@ -276,12 +316,14 @@ def changed_base(trained: Config) -> str | None:
 
 
 def unusual_adapters(cfg: Config, arch: Architecture) -> list[str]:
-    """What to say where a new run adapts only a part of the modules; refuses words that choose none.
+    """What to say where a new run adapts only a part of the modules, or starts from an adapter of another base; refuses
+    words that choose no module, and an adapter that is not of the run's kind.
 
     An earlier run is evaluated and exported whatever its pattern is, as it has the adapters that it has.
     """
     if cfg.model.lora_rank == 0:
         return []
+    unlike = _unlike_adapter(cfg, arch)
     pattern, chosen = cfg.model.lora_module_path, adapters_of(cfg, arch)["modules"]
     given, adapted = f"model.lora_module_path={pattern}", ", ".join(chosen)
     if strange := strange_words(pattern):
@@ -291,7 +333,7 @@ def unusual_adapters(cfg: Config, arch: Architecture) -> list[str]:
             f"'model.lora_module_path={'|'.join(chosen)}'."
         )
     left = [f"not {', '.join(modules)} of {block}" for block, modules in unadapted(chosen).items()]
-    return [f"{given} adapts {adapted}, but {' and '.join(left)}"] if left else []
+    return [*unlike, *([f"{given} adapts {adapted}, but {' and '.join(left)}"] if left else [])]
 
 
 def adapters_of(cfg: Config, arch: Architecture) -> dict[str, Any]:

@@ -173,7 +173,7 @@ def blind(run: RunRecords) -> Finding | None:
     temperature = f"generation.temperature={run.setting('generation.temperature')}"
     cause = temperature if hot else "the weights are not a trained model's"
     evidence = f"entropy {entropy[0]:.3g} of at most {math.log(vocabulary):.3g} nats a token from the start: {cause}"
-    elsewhere = ["model.weights", "training.init_from"]
+    elsewhere = ["model.weights", "model.adapter", "training.init_from"]
     remedy = rerun(run, {"generation.temperature": 1.0}) if hot else rerun(run, {}, without=elsewhere)
     return Finding("completions are noise", unless(learnt(run)), evidence, remedy)
 

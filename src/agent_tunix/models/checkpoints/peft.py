@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from agent_tunix.errors import UserError, reading
 from agent_tunix.files import open_regular, read_json
 from agent_tunix.models.architecture import Architecture
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, Adapters, huggingface_name, module_shape, scale_of
 
-CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, TENSORS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 NAME = re.compile(r"base_model\.model\.model\.(?:language_model\.)?layers\.(\d+)\.\w+\.(\w+)\.lora_([AB])\.weight")
 # Settings that change what adapters do, with the values for which the code here is right.
 FIXED: dict[str, Any] = {
@@ -79,17 +80,22 @@ def write_adapters(
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
+def named_base(folder: Path) -> str | None:
+    """The model that adapters name as the one they sit on, if they name one."""
+    base = _config(folder).get("base_model_name_or_path")
+    return base if isinstance(base, str) and base else None
+
+
 def base_of(folder: Path) -> str:
     """The model that adapters name as the one they sit on."""
-    base = _config(folder).get("base_model_name_or_path")
-    if not isinstance(base, str) or not base:
+    if (base := named_base(folder)) is None:
         raise UserError(f"{folder / CONFIG} does not name its base; give the model's weights too.")
     return base
 
 
-def read_adapters(folder: Path, arch: Architecture) -> Adapters:
-    """Adapters that `write_adapters` wrote, or others that are on all layers of their modules; in float32."""
-    config, found = _config(folder), dict[tuple[str, str], dict[int, np.ndarray]]()
+def settings_of(folder: Path) -> dict[str, Any]:
+    """What adapters say of themselves, by our keys of `model`."""
+    config = _config(folder)
     for key, value in FIXED.items():
         if (config.get(key) or None) != (value or None):
             raise UserError(f"{folder / CONFIG}: {key} is {config.get(key)!r:.80}; only {value!r} is supported.")
@@ -98,29 +104,61 @@ def read_adapters(folder: Path, arch: Architecture) -> Adapters:
             f"{folder / CONFIG}: init_lora_weights is {begun!r:.80}, which changes the base; have PEFT save it as LoRA, "
             "by path_initial_model_for_weight_conversion."
         )
-    with reading(folder / TENSORS):
-        rank, alpha, use_rslora = int(config["r"]), float(config["lora_alpha"]), bool(config.get("use_rslora"))
-        open_regular(folder / TENSORS).close()
-        for name, tensor in load_file(folder / TENSORS).items():
-            known = NAME.fullmatch(name)
-            if known is None or known[2] not in ATTENTION + FEED_FORWARD:
-                raise UserError(f"{folder / TENSORS}: {name} is an adapter of no module of this model.")
-            found.setdefault((known[3], known[2]), {})[int(known[1])] = tensor.T.astype(np.float32)
+    with reading(folder / CONFIG):
+        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+        if rank < 1 or not 0 < alpha < math.inf:
+            raise ValueError(f"r is {rank} and lora_alpha {alpha:g}")
+        return {"lora_rank": rank, "lora_alpha": alpha, "use_rslora": bool(config.get("use_rslora"))}
+
+
+def read_adapters(folder: Path, arch: Architecture) -> Adapters:
+    """Adapters that `write_adapters` wrote, or others that are on all layers of their modules; in float32."""
+    settings = settings_of(folder)
+    rank, path = settings["lora_rank"], folder / TENSORS
+    if not path.exists() and (folder / PICKLED).exists():
+        raise UserError(f"{folder} holds {PICKLED}, which may run code when it is read; have PEFT save it as {TENSORS}.")
+    with reading(path):
+        open_regular(path).close()
+        with safe_open(path, framework="numpy") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  # no dict
+            stacks = _stacks(path, shapes, arch, rank)
+            arrays = {key: jnp.stack([_tensor(file, name) for name in names]) for key, names in stacks.items()}
+    a, b = ({module: x for (kind, module), x in arrays.items() if kind == letter} for letter in "AB")
+    return Adapters(a, b, scale_of(rank, settings["lora_alpha"], settings["use_rslora"]))
+
+
+def _stacks(
+    path: Path, shapes: dict[str, tuple[int, ...]], arch: Architecture, rank: int
+) -> dict[tuple[str, str], list[str]]:
+    """For A and B of each module the names of its tensors, layer by layer. Refuses what does not fit before it is read."""
+    found = dict[tuple[str, str], dict[int, str]]()
+    for name in shapes:
+        known = NAME.fullmatch(name)
+        if known is None or known[2] not in ATTENTION + FEED_FORWARD:
+            raise UserError(f"{path}: {name[:200]} is an adapter of no module of this model.")
+        found.setdefault((known[3], known[2]), {})[int(known[1])] = name
     if not found:
-        raise UserError(f"{folder / TENSORS} holds no adapters.")
-    a: dict[str, jax.Array] = {}
-    b: dict[str, jax.Array] = {}
+        raise UserError(f"{path} holds no adapters.")
+    stacks = {}
     for module in sorted({module for _, module in found}):
         fan_in, fan_out = module_shape(arch, module)
-        for letter, stacks, shape in (("A", a, (fan_in, rank)), ("B", b, (rank, fan_out))):
+        for letter, shape in (("A", (rank, fan_in)), ("B", (fan_out, rank))):
             by_layer = found.get((letter, module), {})
-            if sorted(by_layer) != [*range(arch.num_layers)] or {matrix.shape for matrix in by_layer.values()} != {shape}:
+            if sorted(by_layer) != [*range(arch.num_layers)] or {shapes[name] for name in by_layer.values()} != {shape}:
                 raise UserError(
-                    f"{folder / TENSORS}: lora_{letter} of {module} does not fit the model, of which all {arch.num_layers} "
-                    f"layers are to have one of shape {[*shape[::-1]]}."
+                    f"{path}: lora_{letter} of {module} does not fit the model, of which all {arch.num_layers} "
+                    f"layers are to have one of shape {[*shape]}."
                 )
-            stacks[module] = jnp.stack([by_layer[layer] for layer in range(arch.num_layers)])
-    return Adapters(a, b, scale_of(rank, alpha, use_rslora))
+            stacks[letter, module] = [by_layer[layer] for layer in range(arch.num_layers)]
+    return stacks
+
+
+def _tensor(file: Any, name: str) -> np.ndarray:
+    """A matrix as ours are, [in, out]."""
+    tensor = file.get_tensor(name)
+    if not jnp.issubdtype(tensor.dtype, jnp.floating) or not np.isfinite(tensor.astype(np.float32)).all():
+        raise ValueError(f"{name} holds other things than finite floating-point numbers")
+    return tensor.T.astype(np.float32)
 
 
 def _config(folder: Path) -> dict[str, Any]:

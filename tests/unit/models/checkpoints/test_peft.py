@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from agent_tunix.errors import UserError
-from agent_tunix.models.checkpoints.peft import CONFIG, TENSORS, base_of, is_peft, read_adapters, write_adapters
+from agent_tunix.models.checkpoints.peft import CONFIG, TENSORS, base_of, is_peft, read_adapters, settings_of, write_adapters
 
 
 @pytest.fixture
@@ -62,6 +62,8 @@ def test_adapters_that_do_not_fit_are_refused(folder, arch):
         ({k: v for k, v in tensors.items() if k != name}, "lora_A of q_proj does not fit the model"),
         (tensors | {name: tensors[name][:, :3]}, "lora_A of q_proj does not fit the model, .* shape .3, 16."),
         (tensors | {"lm_head.lora_A.weight": tensors[name]}, "lm_head.lora_A.weight is an adapter of no module"),
+        (tensors | {name: np.full_like(tensors[name], np.nan)}, "other things than finite floating-point numbers"),
+        (tensors | {name: tensors[name].astype(np.int32)}, "other things than finite floating-point numbers"),
         ({}, "holds no adapters"),
     ):
         save_file(changed, folder / TENSORS)
@@ -76,3 +78,9 @@ def test_an_adapter_that_names_no_base_or_cannot_be_read_says_so(folder, arch):
     (folder / TENSORS).write_bytes(b"half")
     with pytest.raises(UserError, match="cannot be read"):
         read_adapters(folder, arch)
+    (folder / TENSORS).rename(folder / "adapter_model.bin")
+    with pytest.raises(UserError, match="may run code"):
+        read_adapters(folder, arch)
+    change(folder, lora_alpha=0)
+    with pytest.raises(UserError, match="cannot be read: r is 3 and lora_alpha 0"):
+        settings_of(folder)

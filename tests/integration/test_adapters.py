@@ -1,0 +1,103 @@
+"""Runs that start from an adapter of another tool, and adapters of other kinds, from beginning to export."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from agent_tunix.models.checkpoints.hub import find_checkpoint
+from agent_tunix.models.checkpoints.peft import CONFIG, TENSORS, write_adapters
+from agent_tunix.models.checkpoints.safetensors import read_architecture
+from agent_tunix.models.lora import Adapters, init_adapters
+from agent_tunix.training.run_folder import read_records
+
+LONG_RUNS = True
+FEW = ["model=gemma3_tiny", "training.micro_batch_size=2", "training.num_batches=2", "data.num_examples=64"]
+FEW += ["evaluation.num_examples=8", "evaluation.sampled=false", "optimizer.learning_rate=1e-3", "optimizer.warmup_ratio=0"]
+KEYS = ["model.lora_rank=4", "model.lora_alpha=64", "model.use_rslora=true", "model.lora_module_path=q_proj|down_proj"]
+
+
+@pytest.fixture
+def adapter(tmp_path) -> Path:
+    """The folder of an adapter that has learnt something."""
+    arch = read_architecture(find_checkpoint("package:tiny"))
+    fresh = init_adapters(jax.random.key(5), arch, ("q_proj", "down_proj"), 4, 64.0, use_rslora=True)
+    b = {name: 0.02 * jax.random.normal(jax.random.key(6), zeros.shape) for name, zeros in fresh.b.items()}
+    (folder := tmp_path / "adapter").mkdir()
+    learnt = Adapters(fresh.a, b, fresh.scale)
+    write_adapters(folder, learnt, 64.0, "owner/tiny", multimodal=False, dtype="float32", use_rslora=True)
+    return folder
+
+
+def last_evaluation(run: str) -> dict:
+    return read_records(Path(run) / "evals.jsonl")[-1]
+
+
+def test_a_run_starts_from_an_adapter_and_is_compared_with_it(command, adapter):
+    outcome = command("train", *FEW, *KEYS, "model.adapter=adapter", "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    first, second = read_records(Path("run") / "metrics.jsonl")
+    assert first["kl"] == pytest.approx(0, abs=1e-6)
+    assert second["kl"] > 1e-5
+    greedy = ["inference_config=greedy", "evaluation.num_examples=8"]
+    assert command("evaluate", "run=run", "step=0", *greedy).code == 0
+    outcome = command("evaluate", *FEW, *greedy, "model.adapter=adapter", "hydra.run.dir=alone")
+    assert outcome.code == 0, outcome.err
+    assert "with model.adapter=adapter: 8 problems" in outcome.out
+    assert last_evaluation("alone") == last_evaluation("run")
+
+    adapter.rename(adapter.parent / "moved")
+    outcome = command("train", "training.resume=run", "training.num_epochs=2")
+    assert outcome.code == 2
+    assert "model.adapter=adapter: there is no" in outcome.err
+    outcome = command("train", "training.resume=run", "training.num_epochs=2", "model.adapter=moved")
+    assert outcome.code == 0, outcome.err
+    assert command("export", "run=run", "step=4", "output=exported").code == 0
+    settings = json.loads((Path("exported") / CONFIG).read_text())
+    assert (settings["r"], settings["lora_alpha"], settings["use_rslora"]) == (4, 64, True)
+    began, ended = load_file("moved/" + TENSORS), load_file("exported/" + TENSORS)
+    assert began.keys() == ended.keys()
+    changed = max(np.abs(began[name] - ended[name]).max() for name in began)
+    assert 1e-4 < changed < 5e-3, "four updates of at most 1e-3"
+
+
+def test_jobs_of_a_sweep_start_from_an_adapter_together(command, adapter):
+    rates = "optimizer.learning_rate=1e-3,1e-2"
+    outcome = command(
+        "train",
+        "--multirun",
+        *FEW,
+        *KEYS,
+        rates,
+        "model.adapter=adapter",
+        "hydra.sweep.dir=sweep",
+    )
+    assert outcome.code == 0, outcome.err
+    for job in "01":
+        assert read_records(Path("sweep") / job / "metrics.jsonl")[0]["kl"] == pytest.approx(0, abs=1e-6)
+
+
+def test_what_an_adapter_is_must_be_what_the_run_trains(command, adapter):
+    modules = "'model.lora_module_path=q_proj|down_proj'"
+    for given, said in {
+        (): f"give\n  model.lora_rank=4 model.lora_alpha=64.0 model.use_rslora=true {modules}\n",
+        tuple(KEYS[:3]): f"give\n  {modules}\n",
+        (*KEYS, "training.init_from=run"): "a run starts from one of them",
+        ("model.lora_rank=0",): "model.lora_rank=0 trains all weights and has no adapters",
+        (*KEYS, "model.adapter=nowhere"): "model.adapter=nowhere: there is no",
+    }.items():
+        for verb in ("train", "plan"):
+            outcome = command(verb, *FEW, "model.adapter=adapter", *given)
+            assert outcome.code == 2
+            assert said in outcome.err
+    outcome = command("plan", *FEW, *KEYS, "model.adapter=adapter")
+    assert outcome.code == 0, outcome.err
+    assert "names owner/tiny as its base" not in outcome.out
+    text = (adapter / CONFIG).read_text().replace("owner/tiny", "owner/large")
+    (adapter / CONFIG).write_text(text)
+    assert "names owner/large as its base" in command("plan", *FEW, *KEYS, "model.adapter=adapter").out
