@@ -101,7 +101,7 @@ def test_what_the_run_would_refuse_the_plan_refuses(command, override, said):
 def test_a_start_that_has_no_checkpoint_is_refused_by_the_plan_too(command, write_run, tmp_path):
     write_run(tmp_path / "begun")
     outcome = command("plan", *RUN, "training.init_from=begun")
-    assert (outcome.code, "begun holds no checkpoint yet" in outcome.err) == (2, True), outcome.err
+    assert (outcome.code, "begun/checkpoints holds no checkpoint yet" in outcome.err) == (2, True), outcome.err
 
 
 @pytest.mark.parametrize("verb", ["plan", "train"])

@@ -40,6 +40,7 @@ from agent_tunix.errors import UserError, error_number, may_not_be_read, mistake
 from agent_tunix.files import read_json, refuse_traps
 from agent_tunix.types import TrainState
 
+HALF = "*.orbax-checkpoint-tmp*"  # what orbax calls a checkpoint of which not all is on disk
 SAVER = concurrent.futures.ThreadPoolExecutor(1)  # of all runs: several at once would keep Python from the one that trains
 for logger in ("absl", "asyncio"):  # orbax also raises what it logs as an error
     logging.getLogger(logger).setLevel(logging.CRITICAL)
@@ -103,6 +104,15 @@ def _finite(state: TrainState) -> jax.Array:
     return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state)]).all()
 
 
+def _remove_halves(folder: Path) -> None:
+    """Removes what a killed process was writing: orbax renames a checkpoint when all of it is there."""
+    for half in folder.glob(HALF):
+        if half.is_dir() and not half.is_symlink():
+            shutil.rmtree(half, ignore_errors=True)
+        else:
+            half.unlink(missing_ok=True)
+
+
 class DamagedError(Exception):
     """A checkpoint holds something else than what was saved."""
 
@@ -138,6 +148,8 @@ class Checkpoints:
         # Made in the background, a folder that cannot be made keeps orbax's threads waiting, and Python for them.
         at_once = ocp.AsyncOptions(create_directories_asynchronously=False)
         self._kept = Kept(keep) if keep else None
+        if self._kept and jax.process_index() == 0:
+            _remove_halves(folder)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self._kept,
             read_only=self._kept is None,
@@ -188,7 +200,9 @@ class Checkpoints:
         """The step asked for, or the last; raises UserError where it was not saved."""
         steps, run = self.steps(), self._manager.directory.parent
         if not steps:
-            raise UserError(f"{run} holds no checkpoint yet; training.resume=<its folder> continues it and writes one.")
+            raise UserError(
+                f"{self._manager.directory} holds no checkpoint yet; training.resume={run} continues the run and writes one."
+            )
         if step is not None and step not in steps:
             raise UserError(f"{run} has no checkpoint of step {step}; the steps kept are {', '.join(map(str, steps))}.")
         return steps[-1] if step is None else step

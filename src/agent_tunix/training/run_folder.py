@@ -56,7 +56,7 @@ class RunFolder:
         fault until then leaves the folder as it was.
         """
         files = [self.path / name for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl")]
-        with _replacing({path: _lines_until(path, step) for path in files if path.exists()}):
+        with _replacing({path: _lines_until(path, step) for path in files if os.path.lexists(path)}):
             yield
         (self.path / "summary.json").unlink(missing_ok=True)
         for logger in self._loggers:

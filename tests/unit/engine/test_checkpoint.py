@@ -178,8 +178,11 @@ def test_a_save_cut_short_is_no_checkpoint_and_can_be_made_again(checkpoints, tm
     checkpoints.save(state_at(5), Progress(1))
     checkpoints.settle()
     (tmp_path / "checkpoints" / "6.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
+    reader = Checkpoints(tmp_path / "checkpoints")
+    assert (reader.steps(), len(list((tmp_path / "checkpoints").iterdir()))) == ([5], 2), "a reader removes nothing"
+    reader.close()
     again = Checkpoints(tmp_path / "checkpoints", keep=2)
-    assert again.steps() == [5]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["5"], "what was cut short is gone"
     again.save(state_at(6), Progress(2))
     assert again.restore(state_at(0))[1] == Progress(2)
     again.close()

@@ -137,6 +137,15 @@ def test_a_refused_resume_changes_nothing(begun, name):
     assert contents(begun) == before
 
 
+def test_a_resume_refused_for_a_link_that_leads_to_itself_changes_nothing(begun):
+    (begun / "metrics.jsonl").unlink()
+    (begun / "metrics.jsonl").symlink_to("metrics.jsonl")
+    before = contents(begun)
+    with pytest.raises((UserError, OSError), match=r"metrics\.jsonl"):
+        opened(begun, resumed_at=2)
+    assert contents(begun) == before
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
 def test_a_resume_that_cannot_be_written_changes_nothing(begun, name, monkeypatch):
     before, write = contents(begun), Path.write_bytes
