@@ -104,8 +104,14 @@ def _finite(state: TrainState) -> jax.Array:
     return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state)]).all()
 
 
-def _remove_halves(folder: Path) -> None:
-    """Removes what a killed process was writing: orbax renames a checkpoint when all of it is there."""
+def _make_way(folder: Path) -> None:
+    """Removes what a killed process was writing: orbax renames a checkpoint when all of it is there.
+
+    Refuses what lies where a checkpoint is to be: renaming would fail only when that step is reached.
+    """
+    there = folder.iterdir() if folder.exists() else ()
+    if strange := [path for path in there if path.name.isdecimal() and not path.is_dir()]:
+        raise UserError(f"{strange[0]} is not a folder, and the checkpoint of that step is to lie there. Move it away.")
     for half in folder.glob(HALF):
         if half.is_dir() and not half.is_symlink():
             shutil.rmtree(half, ignore_errors=True)
@@ -149,7 +155,7 @@ class Checkpoints:
         at_once = ocp.AsyncOptions(create_directories_asynchronously=False)
         self._kept = Kept(keep) if keep else None
         if self._kept and jax.process_index() == 0:
-            _remove_halves(folder)
+            _make_way(folder)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self._kept,
             read_only=self._kept is None,

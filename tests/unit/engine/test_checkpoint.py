@@ -188,6 +188,13 @@ def test_a_save_cut_short_is_no_checkpoint_and_can_be_made_again(checkpoints, tm
     again.close()
 
 
+def test_a_file_in_the_place_of_a_checkpoint_is_found_before_anything_is_written(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "4").write_text("")
+    with pytest.raises(UserError, match=r"checkpoints/4 is not a folder"):
+        Checkpoints(tmp_path / "checkpoints", keep=2)
+
+
 def test_a_full_disk_is_found_before_anything_is_written(checkpoints, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=100))
     with pytest.raises(OSError, match="No space left on device") as found:
