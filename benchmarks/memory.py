@@ -1,7 +1,8 @@
 """Peak device memory of one GRPO step with random weights, against the plan's estimate.
 
     PYTHONPATH=src python benchmarks/memory.py 270m 4 4 256 512 4 32
-                                               size P G prompt completion micro_batch lora_rank [base_dtype [optimizer]]
+                                               size P G prompt completion micro_batch lora_rank
+                                               [base_dtype [optimizer [dora]]]
 
 One process a shape, since a device's peak is never reset. Run with XLA_PYTHON_CLIENT_PREALLOCATE=false.
 """
@@ -56,7 +57,9 @@ def main() -> None:
     arch, rng = architecture(size), np.random.default_rng(0)
     weights = random_weights(arch, base_dtype)
     modules = lora.select_modules("_proj", arch.num_layers)
-    trainable = lora.init_adapters(jax.random.key(1), arch, modules, rank, float(rank)) if rank else lora.masters(weights)
+    use_dora, fresh = sys.argv[10:] == ["dora"], jax.jit(lora.init_adapters, static_argnums=(1, 2, 3, 4, 5))
+    of = jax.random.key(1), arch, modules, rank, float(rank), False, weights if use_dora else None
+    trainable = fresh(*of) if rank else lora.masters(weights)
     state = init_state(trainable, optimizer)
     prompts = left_pad([list(rng.integers(6, 1000, S)) for _ in range(P)], S, 0)
     sampling = Sampling(50, 1.0, C, G, (arch.vocab_size,), 0)
@@ -77,8 +80,9 @@ def main() -> None:
     jax.block_until_ready(state)
     hopper = device.capability() == device.HOPPER
     held = {"base_dtype": base_dtype, "kernels": hopper, "limit": device.memory_limit(), "optimizer": optimizer}
+    held["use_dora"] = use_dora
     planned = estimate(Shapes(arch, rank, modules if rank else (), 2, P, micro, G, 1, S, C, **held))["peak"]
-    shape = f"{size} {P}x{G} {S}+{C} micro {micro} rank {rank} base {base_dtype} {optimizer}"
+    shape = f"{size} {P}x{G} {S}+{C} micro {micro} rank {rank} base {base_dtype} {optimizer}{' dora' if use_dora else ''}"
     found = f"rollout {after_rollout:.2f} GB, reference {after_reference:.2f}, step {peak_gb():.2f}"
     print(f"{shape}: {found}, planned {planned:.2f} ({planned / peak_gb() - 1:+.1%})")
 

@@ -156,7 +156,7 @@ def gradients(s: memory.Shapes) -> Moved:
     """Gradients of the adapters, summed over the devices that have other rows."""
     if s.fsdp == 1:
         return Moved()
-    adapters = memory.adapter_parameters(s.arch, s.modules, s.lora_rank) * FLOAT32 / s.tp
+    adapters = memory.adapter_parameters(s) * FLOAT32 / s.tp
     micro_batches = s.prompts / s.micro_batch
     return Moved(2 * micro_batches * adapters * others(s.fsdp), 2 * micro_batches * len(s.modules) * s.arch.num_layers)
 
@@ -229,7 +229,7 @@ def replicated(size: str, devices: int) -> float:
     s = shapes(size, 4 * MACHINE, 8, 4 * MACHINE, MACHINE)
     if devices <= MACHINE:
         return cost(s).step
-    adapters = memory.adapter_parameters(s.arch, s.modules, s.lora_rank) * FLOAT32 / MACHINE
+    adapters = memory.adapter_parameters(s) * FLOAT32 / MACHINE
     return cost(s).step + Moved(2 * adapters, 2 * len(s.modules)).seconds(devices)
 
 

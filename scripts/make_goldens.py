@@ -60,6 +60,7 @@ ALL_MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 ADAPTERS = {
     "lora": (ALL_MODULES, {}),
     "rslora": (["q_proj", "v_proj", "down_proj"], {"use_rslora": True}),
+    "dora": (ALL_MODULES, {"use_dora": True}),
 }
 GRADIENTS = (
     "model.layers.0.self_attn.q_proj.weight",
@@ -131,13 +132,14 @@ def make_adapters(folder: Path, seed: int) -> None:
         learnt = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         with torch.no_grad():
             for parameter in learnt.values():
-                parameter += torch.randn_like(parameter) * 0.1
+                parameter += torch.randn_like(parameter) * 0.1  # magnitudes are about one
         logits = model(ids, attention_mask=attention, position_ids=positions, use_cache=False).logits
         cotangent = torch.randn_like(logits) * attention[..., None]
         (logits * cotangent).sum().backward()
         model.save_pretrained(folder / kind)
         (folder / kind / "README.md").unlink()
-        gradients = {name.replace(".default", ""): parameter.grad.numpy() for name, parameter in learnt.items()}
+        saved = {name.replace(".default", "").replace("vector.weight", "vector"): x for name, x in learnt.items()}
+        gradients = {name: parameter.grad.numpy() for name, parameter in saved.items()}
         arrays = {"logits": logits.detach().numpy(), "cotangent": cotangent.numpy()}
         np.savez_compressed(folder / kind / "golden.npz", **arrays, **gradients)
 

@@ -101,3 +101,49 @@ def test_what_an_adapter_is_must_be_what_the_run_trains(command, adapter):
     text = (adapter / CONFIG).read_text().replace("owner/tiny", "owner/large")
     (adapter / CONFIG).write_text(text)
     assert "names owner/large as its base" in command("plan", *FEW, *KEYS, "model.adapter=adapter").out
+
+
+DORA = ["model.use_dora=true", "model.lora_rank=4", "model.lora_alpha=64", "model.lora_module_path=q_proj|down_proj"]
+
+
+def test_dora_trains_resumes_to_the_bit_and_is_exported_and_read(command):
+    outcome = command("train", *FEW, *DORA, "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    first, second = read_records(Path("run") / "metrics.jsonl")
+    assert first["kl"] == pytest.approx(0, abs=1e-6)
+    assert max(first["mismatch/kl"], second["mismatch/kl"]) < 1e-6, "what samples is what is trained"
+    command("train", *FEW, *DORA, "training.num_batches=1", "scheduler.total_steps=2", "hydra.run.dir=half")
+    assert command("train", "training.resume=half", "training.num_batches=2").code == 0
+    for run in ("run", "half"):
+        assert command("export", f"run={run}", f"output={run}-adapter").code == 0
+    assert command("export", "run=run", "format=merged", "output=merged").code == 0
+    straight, half = (load_file(f"{run}-adapter/{TENSORS}") for run in ("run", "half"))
+    for name, found in half.items():
+        np.testing.assert_array_equal(found, straight[name])
+    base = load_file(find_checkpoint("package:tiny") / "model.safetensors")
+    module = "model.layers.1.mlp.down_proj"
+    a, b, m = (straight[f"base_model.model.{module}.lora_{end}"] for end in ("A.weight", "B.weight", "magnitude_vector"))
+    whole = base[f"{module}.weight"].astype(np.float64) + 16 * b.astype(np.float64) @ a
+    assert 1e-4 < np.abs(m - np.linalg.norm(base[f"{module}.weight"], axis=1)).max() < 5e-3, "two updates of at most 1e-3"
+    merged = load_file("merged/model.safetensors")[f"{module}.weight"]
+    np.testing.assert_allclose(merged, m[:, None] * whole / np.linalg.norm(whole, axis=1, keepdims=True), atol=1e-6)
+
+    greedy = ["inference_config=greedy", "evaluation.num_examples=8"]
+    assert command("evaluate", "run=run", *greedy).code == 0
+    outcome = command("evaluate", *FEW, *greedy, "model.adapter=run-adapter", "hydra.run.dir=alone")
+    assert outcome.code == 0, outcome.err
+    ours, theirs = (last_evaluation(folder) for folder in ("run", "alone"))
+    assert {**ours, "step": 0} == theirs
+    outcome = command("plan", *FEW, *KEYS, "model.adapter=run-adapter")
+    assert "model.use_rslora=false model.use_dora=true" in outcome.err
+
+
+def test_jobs_of_a_sweep_train_dora_together_as_each_does_alone(command):
+    rates = "optimizer.learning_rate=1e-3,1e-2"
+    outcome = command("train", "--multirun", *FEW, *DORA, rates, "hydra.sweep.dir=sweep")
+    assert outcome.code == 0, outcome.err
+    assert command("train", *FEW, *DORA, "optimizer.learning_rate=1e-2", "hydra.run.dir=alone").code == 0
+    together, alone = (read_records(Path(run) / "metrics.jsonl") for run in ("sweep/1", "alone"))
+    for ours, theirs in zip(together, alone, strict=True):
+        for key in ("loss", "kl", "grad_norm", "reward/mean"):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-3, abs=1e-6)

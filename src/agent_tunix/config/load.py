@@ -158,8 +158,9 @@ def _impossible(container: Any) -> Iterable[str]:
         yield f"grpo.overlong_buffer={buffer} is more than generation.max_generation_steps={longest}; lower it"
     if (held := value("model", "base_dtype")) is not None and rank == 0:
         yield f"model.base_dtype={held}: model.lora_rank=0 trains all weights, so none is frozen; set it to null, or a rank"
-    if value("model", "use_rslora") is True and rank == 0:
-        yield "model.use_rslora=true: model.lora_rank=0 trains all weights and has no adapters; set it to false, or a rank"
+    for key in ("use_rslora", "use_dora"):
+        if value("model", key) is True and rank == 0:
+            yield f"model.{key}=true: model.lora_rank=0 trains all weights and has no adapters; set it to false, or a rank"
     if (adapter := value("model", "adapter")) is not None and rank == 0:
         yield f"model.adapter={adapter}: model.lora_rank=0 trains all weights and has no adapters; set that of the adapter"
     if adapter is not None and (begun := value("training", "init_from")) is not None:

@@ -20,6 +20,7 @@ FIXED = {  # what a run cannot change and still be one run
     "seed": "the order of the data follows from it",
     "model.lora_alpha": "it scales what the adapters have learnt",
     "model.use_rslora": "it scales what the adapters have learnt",
+    "model.use_dora": "its magnitudes are part of what it has learnt",
     "model.adapter": "it is compared with what it started from",
     "optimizer.optimizer_name": "another optimizer could not use its state",
     "training.init_from": "it is compared with what it started from",

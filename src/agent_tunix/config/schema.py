@@ -86,6 +86,10 @@ class ModelSection(Section):
         default=False,
         description="Scale adapters by lora_alpha / sqrt(lora_rank), so that a larger rank does not learn less.",
     )
+    use_dora: bool = Field(
+        default=False,
+        description="Adapters have a magnitude for each output too, and turn columns without scaling them (DoRA).",
+    )
     lora_module_path: str = Field(
         max_length=2**12, description="Regular expression over Hugging Face module names; modules it finds are adapted."
     )

@@ -47,7 +47,7 @@ class ReadTokens(ProgramCall):
 def _read_tokens(
     weights: Weights, members: tuple[Adapters, ...], tokens: tuple[jax.Array, ...], *, arch: Architecture, count: int
 ) -> jax.Array:
-    tokens_B1, adapters = jnp.concatenate(tokens), lora.stack(members)
+    tokens_B1, adapters = jnp.concatenate(tokens), lora.over(weights, lora.stack(members))
 
     def read(position: jax.Array) -> jax.Array:
         return gemma3.forward(weights, adapters, arch, tokens_B1, jnp.full_like(tokens_B1, position))[0]

@@ -98,6 +98,7 @@ def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sam
 @partial(jax.jit, static_argnames="arch", compiler_options=compiler_options.OPTIONS)
 def logits(weights: Weights, adapters: Adapters | None, prompts: Prompts, *, arch: Architecture) -> jax.Array:
     """Float32 logits (P, S, V) at every token of prompts; those at padding mean nothing."""
+    adapters = lora.over(weights, adapters)
     hidden_PSD, _ = gemma3.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
     return gemma3.unembed(weights, hidden_PSD)
 

@@ -15,16 +15,24 @@ import jax
 import jax.numpy as jnp
 
 
-def adapted(x: jax.Array, w_EU: jax.Array, a_ER: jax.Array, b_RU: jax.Array) -> jax.Array:
-    """x W + x A B, in the precision of x, [..., E].
+def adapted(x: jax.Array, w_EU: jax.Array, a_ER: jax.Array, b_RU: jax.Array, factor_U: jax.Array | None = None) -> jax.Array:
+    """x W + x A B, in the precision of x, [..., E]; each output times its factor, where there are factors.
 
     Several adapters stacked, [K, E, R], each serve their K-th share of the rows of x; a product with W is one for all.
     """
     rows_NE = x.reshape(*a_ER.shape[:-2], -1, x.shape[-1])
     if adding_pays(rows_NE.shape[-2], w_EU):
-        return _added(rows_NE, w_EU, a_ER, b_RU).reshape(*x.shape[:-1], -1)
-    y = x @ w_EU
-    return y + low_rank(rows_NE, a_ER, b_RU).reshape(y.shape)
+        y = _added(rows_NE, w_EU, a_ER, b_RU).reshape(*x.shape[:-1], -1)
+    else:
+        y = x @ w_EU
+        y = y + low_rank(rows_NE, a_ER, b_RU).reshape(y.shape)
+    return y if factor_U is None else _scaled(y, factor_U)
+
+
+def _scaled(y: jax.Array, factor_U: jax.Array) -> jax.Array:
+    """In float32, as factors differ from each other by less than shorter numbers can."""
+    rows_NU = y.reshape(*factor_U.shape[:-1], -1, y.shape[-1]).astype(jnp.float32)
+    return (rows_NU * factor_U[..., None, :]).astype(y.dtype).reshape(y.shape)
 
 
 def adding_pays(rows: int, w: jax.Array) -> bool:

@@ -5,7 +5,8 @@ Hopper GPU that is mostly the launching of hundreds of small kernels; there a na
 kernel for all layers (kernels/token), and others by eight kernels a layer, with layers unrolled. These read weights and
 adapters in a layout of their own, made once a rollout. All three compute what the update computes: what samples is what is
 trained, for one policy and for several over the same base. The first way also reads a quantised base, as a layout of all its
-weights would be as large as the base that was not to be held, and a base whose layers the device cannot hold twice.
+weights would be as large as the base that was not to be held, a base whose layers the device cannot hold twice, and adapters
+of DoRA, whose factors the kernels do not know.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from agent_tunix.kernels.token import token_kernel
 from agent_tunix.models import lora
 from agent_tunix.models.architecture import Architecture, Segment, Weights
 from agent_tunix.models.families import gemma3
-from agent_tunix.models.lora import Adapters
+from agent_tunix.models.lora import Adapters, DoraAdapters, FactoredAdapters
 from agent_tunix.models.quantization import Quantised
 from agent_tunix.types import pytree
 
@@ -66,7 +67,7 @@ def prepare(
 
 
 def _way(weights: Weights, adapters: Adapters | None, arch: Architecture, sequences: int) -> Way:
-    if not _takes_kernels(weights):
+    if isinstance(adapters, DoraAdapters | FactoredAdapters) or not _takes_kernels(weights):
         return _by_forward
     policies = lora.policies_of(adapters)
     if token_kernel.serves(token_shapes(arch), lora.rank_of(adapters), policies, sequences // policies):

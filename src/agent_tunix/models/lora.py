@@ -2,6 +2,11 @@
 
 y = x W + s x A B. A starts random and B zero, so a fresh adapter changes nothing. The scale s is alpha / rank, or
 alpha / sqrt(rank) (rsLoRA: Kalajdzievski, 2023, arXiv:2312.03732).
+
+DoRA (Liu et al., 2024, arXiv:2402.09353) parts a matrix into the lengths of its columns, magnitudes m that are trained by
+themselves, and their directions, which A B turns: y = x (W + s A B) m / ||W + s A B||. m starts as ||W||. As in the paper's
+section 4.3 and in PEFT the norm is a constant to the gradient. Whoever reads such adapters has them made ready first, by
+`over`: the norms are of the weights they are read over, and are taken once a pass rather than once a token.
 """
 
 from __future__ import annotations
@@ -10,12 +15,14 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from agent_tunix.kernels.low_rank import adding_pays
 from agent_tunix.models.architecture import Architecture, Weights
+from agent_tunix.models.quantization import Matrix, dequantise
 from agent_tunix.types import pytree, static
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -30,9 +37,29 @@ class Adapters:
     b: dict[str, jax.Array]
     scale: float = static()
 
-    def by_module(self) -> dict[str, tuple[jax.Array, jax.Array]]:
-        """Pairs with the scale taken into A, ready to be multiplied."""
+    def by_module(self) -> dict[str, tuple[jax.Array, ...]]:
+        """What `low_rank.adapted` takes of each module: A with the scale taken into it, and B."""
         return {name: (self.a[name] * self.scale, self.b[name]) for name in self.a}
+
+
+@pytree
+class DoraAdapters(Adapters):
+    """Adapters with the magnitudes of each module, [L, out]."""
+
+    magnitudes: dict[str, jax.Array] = dataclasses.field(kw_only=True)
+
+    def by_module(self) -> dict[str, tuple[jax.Array, ...]]:
+        raise TypeError("adapters with magnitudes are read `over` weights")
+
+
+@pytree
+class FactoredAdapters(Adapters):
+    """Adapters with what each output is multiplied by, [L, out]: magnitudes over norms. They are read, and never trained."""
+
+    factors: dict[str, jax.Array] = dataclasses.field(kw_only=True)
+
+    def by_module(self) -> dict[str, tuple[jax.Array, ...]]:
+        return {name: (self.a[name] * self.scale, self.b[name], self.factors[name]) for name in self.a}
 
 
 def scale_of(rank: int, alpha: float, use_rslora: bool) -> float:
@@ -88,24 +115,67 @@ def masters(weights: Weights) -> Weights:
 def merge(weights: Weights, adapters: Adapters) -> Weights:
     """The weights with the adapters' products added, in float32, and rounded once."""
     merged = {}
-    for module, (a, b) in adapters.by_module().items():
+    for module in adapters.a:
         stored = getattr(weights.layers, module)
-        delta = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
-        merged[module] = (stored.astype(jnp.float32) + delta).astype(stored.dtype)
+        merged[module] = merged_matrix(adapters, module, stored).astype(stored.dtype)
     return dataclasses.replace(weights, layers=dataclasses.replace(weights.layers, **merged))
 
 
+def merged_matrix(adapters: Adapters, module: str, stored: jax.Array, layer: int | None = None) -> jax.Array:
+    """The matrices [L, in, out] of a module, or that of one layer, with its adapters, in float32."""
+    at: Any = slice(None) if layer is None else layer
+    whole = _sum(stored, adapters.scale * adapters.a[module][at], adapters.b[module][at])
+    if isinstance(adapters, DoraAdapters):
+        whole *= (adapters.magnitudes[module][at] / _norms(whole))[..., None, :]
+    return whole
+
+
+def over(weights: Weights, adapters: Adapters | None) -> Adapters | None:
+    """Adapters as they are read over these weights: magnitudes become factors."""
+    if not isinstance(adapters, DoraAdapters):
+        return adapters
+    factors = {}
+    for module, magnitudes in adapters.magnitudes.items():
+        pair = adapters.scale * adapters.a[module], adapters.b[module]
+        factors[module] = magnitudes / _norms_of_sums(getattr(weights.layers, module), *jax.lax.stop_gradient(pair))
+    return FactoredAdapters(adapters.a, adapters.b, adapters.scale, factors=factors)
+
+
+def _norms_of_sums(matrix: Matrix, a: jax.Array, b: jax.Array) -> jax.Array:
+    """||W + A B|| of every layer, and of every policy where several are stacked: one matrix at a time."""
+
+    def of_layer(part: tuple[Matrix, jax.Array, jax.Array]) -> jax.Array:
+        stored, a, b = part
+
+        def of_policy(pair: tuple[jax.Array, jax.Array]) -> jax.Array:
+            return _norms(_sum(dequantise(stored, jnp.float32), *pair))
+
+        return of_policy((a, b)) if a.ndim == 2 else jax.lax.map(of_policy, (a, b))
+
+    return jax.lax.map(of_layer, (matrix, a, b))
+
+
+def _sum(stored: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    return stored.astype(jnp.float32) + jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+
+
+def _norms(matrix: jax.Array) -> jax.Array:
+    """The length of each column, over inputs; that of an empty one is not divided by zero."""
+    return jnp.maximum(jnp.sqrt(jnp.square(matrix).sum(axis=-2)), jnp.finfo(jnp.float32).tiny)
+
+
 def merged_if_it_pays(weights: Weights, adapters: Adapters | None, rows: int) -> tuple[Weights, Adapters | None]:
-    """The policy of a rollout that reads so many rows at every step: merged, where `adding_pays` for all its matrices.
+    """The policy of a rollout that reads so many rows at every step: merged, where `adding_pays` for all its matrices; else
+    ready to be read.
 
     Matrices for which it pays are small beside the cache of so many rows, so the copy is no burden.
     """
     if adapters is None or policies_of(adapters) > 1:
-        return weights, adapters
+        return weights, over(weights, adapters)
     matrices = [getattr(weights.layers, module) for module in adapters.a]
     if all(isinstance(matrix, jax.Array) and adding_pays(rows, matrix) for matrix in matrices):
         return merge(weights, adapters), None
-    return weights, adapters
+    return weights, over(weights, adapters)
 
 
 def huggingface_name(layer: int, module: str) -> str:
@@ -161,9 +231,17 @@ def module_shape(arch: Architecture, module: str) -> tuple[int, int]:
 
 
 def init_adapters(
-    key: jax.Array, arch: Architecture, modules: tuple[str, ...], rank: int, alpha: float, use_rslora: bool = False
+    key: jax.Array,
+    arch: Architecture,
+    modules: tuple[str, ...],
+    rank: int,
+    alpha: float,
+    use_rslora: bool = False,
+    dora_over: Weights | None = None,
 ) -> Adapters:
     """Fresh adapters: A uniform as in the authors' code (Kaiming, variance 1 / (3 in)), B zero.
+
+    Those of DoRA have the lengths of the columns of the weights they are `dora_over`.
 
     All of A is drawn at once: each drawing by itself takes a CPU half a second to compile.
     """
@@ -176,4 +254,8 @@ def init_adapters(
     for module, own, (fan_in, fan_out) in zip(modules, drawn, shapes, strict=True):
         a[module] = own[: arch.num_layers * fan_in * rank].reshape(arch.num_layers, fan_in, rank)
         b[module] = jnp.zeros((arch.num_layers, rank, fan_out), jnp.float32)
-    return Adapters(a, b, scale_of(rank, alpha, use_rslora))
+    scale = scale_of(rank, alpha, use_rslora)
+    if dora_over is None:
+        return Adapters(a, b, scale)
+    magnitudes = {name: _norms_of_sums(getattr(dora_over.layers, name), a[name], b[name]) for name in a}
+    return DoraAdapters(a, b, scale, magnitudes=magnitudes)

@@ -136,7 +136,7 @@ def spec(names: tuple[str, ...], shape: tuple[int, ...], arch: Architecture, siz
         into, out = IN_OUT[name]
         whole_heads = name not in ("k_proj", "v_proj") or arch.num_kv_heads % sizes["tp"] == 0
         matrix = (None, into, out if whole_heads else None)
-        cuts = {"a": (*matrix[:2], None), "b": (None, None, matrix[2])}.get(holder, matrix)
+        cuts = {"a": (*matrix[:2], None), "b": (None, None, matrix[2]), "magnitudes": (None, matrix[2])}.get(holder, matrix)
         cuts = (*cuts[:2], None, cuts[2]) if blocks else cuts
     return fitting(cuts, shape, sizes) if len(cuts) == len(shape) else PartitionSpec()
 

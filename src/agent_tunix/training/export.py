@@ -30,7 +30,7 @@ from agent_tunix.models.checkpoints import safetensors
 from agent_tunix.models.checkpoints.hub import KAGGLE, find_checkpoint, is_remote
 from agent_tunix.models.checkpoints.loading import save_tensors, stacked_tensor
 from agent_tunix.models.checkpoints.peft import write_adapters
-from agent_tunix.models.lora import Adapters, Trainable
+from agent_tunix.models.lora import Adapters, Trainable, merged_matrix
 from agent_tunix.models.tokenizer import MODEL, Tokenizer
 from agent_tunix.models.tokenizer_files import tokenizer_files
 from agent_tunix.training import loading
@@ -119,9 +119,9 @@ def _write_merged(folder: Path, checkpoint: Path, model: loading.Model, trainabl
     weights = model.weights if isinstance(trainable, Adapters) else trainable
 
     def tensor(name: str) -> jax.Array:
-        value = stacked_tensor(weights, name).astype(jnp.float32)
-        if isinstance(trainable, Adapters) and (delta := _delta(trainable, name)) is not None:
-            value = value + delta
+        value, parts = stacked_tensor(weights, name).astype(jnp.float32), name.split(".")
+        if isinstance(trainable, Adapters) and parts[-2] in trainable.a:  # model.layers.<layer>.<block>.<module>.weight
+            return merged_matrix(trainable, parts[-2], value.T, layer=int(parts[2])).T
         return value
 
     save_tensors(folder, model.arch, jnp.dtype(cfg.dtype), tensor)
@@ -137,16 +137,6 @@ def _numbers_of_base(checkpoint: Path, tokenizer: Tokenizer) -> dict[str, int]:
     longest = {**own, **(own.get("text_config") or {})}.get("max_position_embeddings")
     tokens = {"pad_token_id": tokenizer.pad_id, "bos_token_id": tokenizer.begin_id, "eos_token_id": tokenizer.end_ids[0]}
     return tokens | ({"max_position_embeddings": longest} if longest else {})
-
-
-def _delta(adapters: Adapters, name: str) -> jax.Array | None:
-    """What a module's adapter adds to its matrix, [out, in], in float32; None where it has none."""
-    parts = name.split(".")
-    module = parts[-2]
-    if module not in adapters.a:
-        return None
-    a, b = adapters.a[module][int(parts[2])], adapters.b[module][int(parts[2])]
-    return adapters.scale * jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST).T
 
 
 def _write_json(path: Path, content: dict) -> None:

@@ -215,21 +215,22 @@ def state_shapes(cfg: Config, model: Model) -> TrainState:
 
 
 def _outline(weights: Weights, optimizer: str, **of: Any) -> TrainState:
-    return init_state(_fresh_adapters(**of) if of else masters(weights), optimizer)
+    return init_state(_fresh_adapters(weights, **of) if of else masters(weights), optimizer)
 
 
 def new_trainable(cfg: Config, model: Model) -> Trainable:
     """What is trained, before the first update: adapters that are fresh or learnt before, or all weights in float32."""
     if cfg.model.lora_rank == 0:
         return masters(model.weights)
-    fresh = make_in_place(_fresh_adapters, model.arch, model.mesh, **adapters_of(cfg, model.arch))
+    weights = model.weights if cfg.model.use_dora else None
+    fresh = make_in_place(_fresh_adapters, model.arch, model.mesh, weights, **adapters_of(cfg, model.arch))
     learnt = earlier_adapters(cfg, model)
     if learnt is None:
         return fresh
     if jax.tree.map(jnp.shape, learnt) != jax.tree.map(jnp.shape, fresh):
         raise UserError(
             f"training.init_from={cfg.training.init_from}: its adapters do not fit model.lora_rank, model.lora_alpha, "
-            "model.use_rslora and model.lora_module_path of this run; set the same ones."
+            "model.use_rslora, model.use_dora and model.lora_module_path of this run; set the same ones."
         )
     return learnt
 
@@ -344,11 +345,11 @@ def adapters_of(cfg: Config, arch: Architecture) -> dict[str, Any]:
     except ValueError as fault:
         raise UserError(f"model.lora_module_path={section.lora_module_path}: {fault}.") from fault
     scaled = {"rank": section.lora_rank, "alpha": section.lora_alpha, "use_rslora": section.use_rslora}
-    return {"seed": cfg.seed, "arch": arch, "modules": modules, **scaled}
+    return {"seed": cfg.seed, "arch": arch, "modules": modules, "use_dora": section.use_dora, **scaled}
 
 
-def _fresh_adapters(seed: int, **of: Any) -> Adapters:
-    return init_adapters(step_key(seed, 0, Purpose.INIT), **of)
+def _fresh_adapters(weights: Weights | None, seed: int, use_dora: bool, **of: Any) -> Adapters:
+    return init_adapters(step_key(seed, 0, Purpose.INIT), **of, dora_over=weights if use_dora else None)
 
 
 def training_sampling(cfg: Config, tokenizer: Tokenizer) -> Sampling:

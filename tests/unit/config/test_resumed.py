@@ -17,6 +17,7 @@ OTHER = {
     "seed": "43",
     "model.lora_alpha": "1",
     "model.use_rslora": "true",
+    "model.use_dora": "true",
     "model.adapter": "adapters/other",
     "optimizer.optimizer_name": "schedule_free_adamw",
     "training.init_from": "runs/other",

@@ -39,19 +39,20 @@ def test_gradients_of_the_adapter_keep_its_precision_whatever_that_of_the_rows()
 
 @pytest.mark.parametrize("members", [(), (2,)], ids=["one adapter", "several stacked"])
 @pytest.mark.parametrize("rows", [2, 40], ids=["apart", "added to the matrix"])
-def test_an_adapted_matrix_has_the_value_and_gradients_of_automatic_differentiation(members, rows):
+@pytest.mark.parametrize("factors", [False, True], ids=["LoRA", "DoRA"])
+def test_an_adapted_matrix_has_the_value_and_gradients_of_automatic_differentiation(members, rows, factors):
     rng = np.random.default_rng(1)
-    shapes = ((*members, rows, 6), (6, 5), (*members, 6, 3), (*members, 3, 5), (*members, rows, 5))
-    x, w, a, b, dy = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
+    shapes = ((*members, rows, 6), (6, 5), (*members, 6, 3), (*members, 3, 5), (*members, rows, 5), (*members, 5))
+    x, w, a, b, dy, factor = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
     assert adding_pays(rows, w) == (rows == 40)
 
-    def plain(x, w, a, b):
-        return ((x @ w + x @ a @ b) * dy).sum()
+    def plain(x, w, a, b, factor):
+        return ((x @ w + x @ a @ b) * (factor[..., None, :] if factors else 1) * dy).sum()
 
-    def ours(x, w, a, b):
-        return (adapted(x, w, a, b) * dy).sum()
+    def ours(x, w, a, b, factor):
+        return (adapted(x, w, a, b, *([factor] if factors else [])) * dy).sum()
 
-    want, got = (jax.value_and_grad(f, (0, 1, 2, 3))(x, w, a, b) for f in (plain, ours))
+    want, got = (jax.value_and_grad(f, (0, 1, 2, 3, 4))(x, w, a, b, factor) for f in (plain, ours))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), got, want)
 
 

@@ -43,6 +43,8 @@ SAMPLER_LOGITS_COPIES = 1.7  # of the logits of one token a sequence, while it i
 SAMPLER_LAYERS = 1.13  # times the layers' weights, laid out for the kernels that read a token
 SAMPLER_ADAPTERS = 0.6  # times the adapters, laid out for them
 ADAPTER_TEMPORARIES = 1.8  # gradients, the change, and the casts of the adapters
+DORA_RESIDUAL_COPIES = 1.0  # of outputs before they are multiplied by DoRA's factors: counted, where all else was measured
+DORA_HIDDEN_COPIES = 2.0  # of gate and up, likewise
 EMBEDDING_GRADIENTS = 1.5  # in float32, where all weights are trained
 ORTHOGONALISED = 1.15  # float32 copies of all matrices, where Muon trains them
 GIGABYTE = 1e9
@@ -55,7 +57,8 @@ class Shapes:
     """What memory depends on; lengths in tokens, `micro_batch` and `prompts` in prompts.
 
     `kernels`: on one GPU of the Hopper kind attention writes no scores, and the sampler holds the layers once more, if they
-    are not quantised and its `limit`, in bytes, has room for them. With `odds_kernel` the loss writes no logits there.
+    are not quantised, its `limit`, in bytes, has room for them and adapters have no magnitudes. With `odds_kernel` the loss
+    writes no logits there.
     """
 
     arch: Architecture
@@ -75,6 +78,7 @@ class Shapes:
     odds_kernel: bool = True
     limit: float = math.inf
     optimizer: str = "adamw"
+    use_dora: bool = False
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -91,8 +95,8 @@ def base_parameters(arch: Architecture) -> int:
     return arch.vocab_size * arch.embed_dim + arch.num_layers * (matrices + norms) + arch.embed_dim
 
 
-def adapter_parameters(arch: Architecture, modules: tuple[str, ...], rank: int) -> int:
-    return arch.num_layers * rank * sum(sum(module_shape(arch, module)) for module in modules)
+def adapter_parameters(s: Shapes) -> int:
+    return sum(math.prod(shape) for shape in _adapters(s).values())
 
 
 def held_base(s: Shapes) -> float:
@@ -127,6 +131,8 @@ def _adapters(s: Shapes) -> Named:
         fan_in, fan_out = module_shape(s.arch, module)
         shapes["a", module] = (s.arch.num_layers, fan_in, s.lora_rank)
         shapes["b", module] = (s.arch.num_layers, s.lora_rank, fan_out)
+        if s.use_dora:
+            shapes["magnitudes", module] = (s.arch.num_layers, fan_out)
     return shapes
 
 
@@ -186,7 +192,7 @@ def _sampling(s: Shapes, prompts: int, sequences: int) -> float:
     """The cache, logits, and a layer's weights as they are read, or all layers and adapters as the kernels read them."""
     logits = SAMPLER_LOGITS_COPIES * sequences * s.arch.vocab_size * s.vocabulary_share * FLOAT32
     weights = _layers(s) / s.arch.num_layers
-    if s.kernels and s.base_dtype is None and layout_fits(held_bytes(s), _layers(s), s.limit):
+    if s.kernels and s.base_dtype is None and not s.use_dora and layout_fits(held_bytes(s), _layers(s), s.limit):
         weights = SAMPLER_LAYERS * _layers(s) + SAMPLER_ADAPTERS * held_adapters(s) * FLOAT32
     return _cache(s, prompts, sequences) + logits + weights
 
@@ -227,8 +233,10 @@ def _differentiation(s: Shapes) -> float:
     """What one layer takes while it is differentiated, one copy of its weights among it; a kernel's attention is done before
     feed-forward begins."""
     arch = s.arch
-    residual = RESIDUAL_COPIES * _tokens(s) * arch.embed_dim * FLOAT32
-    hidden = HIDDEN_COPIES * _tokens(s) * arch.hidden_dim / s.tp * s.bytes_per_weight
+    residual_copies = RESIDUAL_COPIES + s.use_dora * DORA_RESIDUAL_COPIES
+    hidden_copies = HIDDEN_COPIES + s.use_dora * DORA_HIDDEN_COPIES
+    residual = residual_copies * _tokens(s) * arch.embed_dim * FLOAT32
+    hidden = hidden_copies * _tokens(s) * arch.hidden_dim / s.tp * s.bytes_per_weight
     blocks = max(hidden, _attention(s)) if s.kernels else hidden + _attention(s)
     return residual + blocks + _layers(s) / arch.num_layers / s.tp
 

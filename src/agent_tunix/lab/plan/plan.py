@@ -67,6 +67,7 @@ def run(cfg: Config, output: Path, console: Console, origin: Origin = OWN) -> Re
         *_notes_on_mesh(sizes),
         *_notes_on_evaluation(sizes, usable),
         *_notes_on_base(sizes, usable),
+        *_notes_on_adapters(sizes),
     ]
     record: Record = {
         "parameters": _parameters(cfg, sizes),
@@ -141,6 +142,7 @@ def shapes(cfg: Config, width: int) -> memory.Shapes:
         odds_kernel=kernel_is_known(),
         limit=device.memory_limit(),
         optimizer=cfg.optimizer.optimizer_name,
+        use_dora=cfg.model.use_dora,
     )
 
 
@@ -189,6 +191,14 @@ def _notes_on_base(s: memory.Shapes, limit_gb: float) -> list[str]:
     return fitting[:1]
 
 
+def _notes_on_adapters(s: memory.Shapes) -> list[str]:
+    if not (s.use_dora and s.kernels):
+        return []
+    return [
+        "model.use_dora=true: the kernels that read a token do not know magnitudes, so rollouts take longer without them"
+    ]
+
+
 def card() -> tuple[str, float]:
     """The device found, and its memory in GB; a CPU's is the machine's."""
     limit = device.memory_limit()
@@ -199,7 +209,7 @@ def card() -> tuple[str, float]:
 
 def _parameters(cfg: Config, shapes: memory.Shapes) -> Record:
     total = memory.base_parameters(shapes.arch)
-    adapters = memory.adapter_parameters(shapes.arch, shapes.modules, shapes.lora_rank)
+    adapters = memory.adapter_parameters(shapes)
     return {"total": total + adapters, "trainable": adapters if cfg.model.lora_rank else total}
 
 

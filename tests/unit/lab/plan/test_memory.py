@@ -95,9 +95,9 @@ def test_adapters_are_counted_as_they_are_made():
 
     from agent_tunix.models.lora import init_adapters
 
-    arch = architecture("tiny")
-    made = jax.eval_shape(lambda: init_adapters(jax.random.key(0), arch, ("q_proj", "down_proj"), 3, 3.0))
-    assert adapter_parameters(arch, ("q_proj", "down_proj"), 3) == sum(leaf.size for leaf in jax.tree.leaves(made))
+    s = dataclasses.replace(shapes("tiny", rank=3), modules=("q_proj", "down_proj"))
+    made = jax.eval_shape(lambda: init_adapters(jax.random.key(0), s.arch, s.modules, 3, 3.0))
+    assert adapter_parameters(s) == sum(leaf.size for leaf in jax.tree.leaves(made))
 
 
 @pytest.mark.parametrize("optimizer", optimizers.ALGORITHMS)

@@ -39,9 +39,7 @@ def change(folder, **keys):
     (folder / CONFIG).write_text(json.dumps(config | keys))
 
 
-@pytest.mark.parametrize(
-    "keys", [{"use_dora": True}, {"peft_type": "IA3"}, {"alpha_pattern": {"q": 1}}, {"use_qalora": True}]
-)
+@pytest.mark.parametrize("keys", [{"peft_type": "IA3"}, {"alpha_pattern": {"q": 1}}, {"use_qalora": True}])
 def test_adapters_that_do_something_else_are_refused(folder, arch, keys):
     change(folder, **keys)
     with pytest.raises(UserError, match=f"{next(iter(keys))} is .*; only"):

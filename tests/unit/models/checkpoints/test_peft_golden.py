@@ -10,11 +10,12 @@ from agent_tunix.models.checkpoints.loading import load_weights
 from agent_tunix.models.checkpoints.peft import TENSORS, read_adapters, write_adapters
 from agent_tunix.models.checkpoints.safetensors import read_architecture
 from agent_tunix.models.families import gemma3
+from agent_tunix.models.lora import over
 
 pytestmark = pytest.mark.golden
 
 
-@pytest.mark.parametrize("kind", ["lora", "rslora"])
+@pytest.mark.parametrize("kind", ["lora", "rslora", "dora"])
 def test_logits_and_gradients_are_pefts(goldens, kind, tmp_path):
     arch = read_architecture(goldens / "gemma3")
     weights, adapters = load_weights(goldens / "gemma3", arch, jnp.float32), read_adapters(goldens / kind, arch)
@@ -24,7 +25,7 @@ def test_logits_and_gradients_are_pefts(goldens, kind, tmp_path):
 
     @jax.jit
     def product(adapters):
-        hidden, _ = gemma3.forward(weights, adapters, arch, given["tokens"], positions)
+        hidden, _ = gemma3.forward(weights, over(weights, adapters), arch, given["tokens"], positions)
         logits = gemma3.unembed(weights, hidden)
         return jnp.where(seen[..., None], logits * golden["cotangent"], 0).sum(), logits
 
