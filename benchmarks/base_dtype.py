@@ -43,7 +43,7 @@ def inputs(arch: Architecture, checkpoint: Path | None) -> tuple[np.ndarray, np.
         ids = [list(rng.integers(6, arch.vocab_size, 80)) for _ in TEXTS]
     else:
         tokenizer = load_tokenizer(checkpoint)
-        ids = [[tokenizer.begin_id, *tokenizer.encode(text)] for text in TEXTS]
+        ids = [tokenizer.begun(text) for text in TEXTS]
     batch = left_pad(ids, max(map(len, ids)), 0)
     return np.asarray(batch.tokens_PS), np.asarray(batch.positions_PS)
 

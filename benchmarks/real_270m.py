@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     args = parser.parse_args()
     model = load(args.file)
-    ids = [[model.tokenizer.begin_id, *model.tokenizer.encode(text)] for text in (*PROMPTS, FILLER)]
+    ids = [model.tokenizer.begun(text) for text in (*PROMPTS, FILLER)]
     tokens_BC = continue_greedily(model, ids[:-1])
     theirs = AutoModelForCausalLM.from_pretrained(args.file.parent, gguf_file=args.file.name, dtype=torch.float32).eval()
     compare_embeddings(model, theirs)

@@ -91,7 +91,7 @@ def flawed_demonstration(problem: arithmetic.Problem, rng: random.Random) -> str
 def measure(weights, arch, tokenizer, temperature: float, generations: int) -> str:
     """Accuracy by family, pass@generations and the share of mixed groups, on held-out problems."""
     problems = arithmetic.generate(200, seed=1, split="test")
-    ids = [[tokenizer.begin_id, *tokenizer.encode(chat.chat_prompt(p.question, ""))] for p in problems]
+    ids = [tokenizer.encode(tokenizer.chat.prompt(p.question)) for p in problems]
     sampling = Sampling(None, 1.0, COMPLETION_WIDTH + 8, generations, tokenizer.end_ids, tokenizer.pad_id, temperature == 0)
     batch = left_pad(ids, PROMPT_WIDTH, tokenizer.pad_id)
     (drawn,) = sample(weights, (Draw(None, batch, jax.random.key(0), temperature or 1.0),), arch=arch, sampling=sampling)
@@ -123,8 +123,8 @@ def main() -> None:
     rng, started = random.Random(0), time.time()
     for step in range(args.steps):
         chosen = rng.sample(problems, args.batch)
-        ids = [[tokenizer.begin_id, *tokenizer.encode(chat.chat_prompt(p.question, ""))] for p in chosen]
-        shown = [tokenizer.encode(flawed_demonstration(p, rng)) for p in chosen]
+        ids = [tokenizer.encode(tokenizer.chat.prompt(p.question)) for p in chosen]
+        shown = [tokenizer.encode(flawed_demonstration(p, rng) + tokenizer.ending) for p in chosen]
         tokens, mask = right_pad(shown, COMPLETION_WIDTH, tokenizer.pad_id)
         learnt = {"weights_BC": per_sequence(mask, COMPLETION_WIDTH), "advantages_B": np.ones(len(chosen), np.float32)}
         batch = Batch(left_pad(ids, PROMPT_WIDTH, tokenizer.pad_id), tokens, mask, mask, **learnt)

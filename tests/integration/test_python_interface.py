@@ -15,7 +15,8 @@ import agent_tunix
 from agent_tunix.engine.engine import Inference
 from agent_tunix.environments.stream import left_pad
 from agent_tunix.errors import UserError
-from agent_tunix.models.chat import chat_prompt
+from agent_tunix.models.checkpoints.hub import find_checkpoint
+from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.training import loading
 from agent_tunix.training.run_folder import read_records
 
@@ -87,7 +88,7 @@ def logits_by_hand(folder: Path, step: int | None) -> np.ndarray:
     model = loading.load_model(cfg)
     trainable, _ = loading.load_trained(str(folder), cfg, model, step)
     inference = Inference(model)
-    ids = [model.tokenizer.begin_id, *model.tokenizer.encode(QUESTION)]
+    ids = model.tokenizer.begun(QUESTION)
     return np.asarray(inference.logits(inference.policy(trainable), left_pad([ids], len(ids), 0)))[0]
 
 
@@ -121,7 +122,8 @@ def test_a_chat_has_the_system_prompt_that_the_run_was_trained_with(copied):
     (copied.path / "config.yaml").write_text(changed)
     policy = agent_tunix.load(adapter=copied)
     assert policy.system_prompt == "How many"
-    (expected,) = policy.generate([chat_prompt(QUESTION, "How many")], max_new_tokens=16)
+    asked = load_tokenizer(find_checkpoint("package:tiny")).chat.prompt(QUESTION, "How many")
+    (expected,) = policy.generate([asked], max_new_tokens=16)
     assert policy.chat([{"role": "user", "content": QUESTION}], max_new_tokens=16) == expected
 
 

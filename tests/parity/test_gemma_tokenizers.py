@@ -7,7 +7,6 @@ import shutil
 import pytest
 from transformers import GemmaTokenizer
 
-from agent_tunix.models.chat import chat_prompt
 from agent_tunix.models.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.parity
@@ -44,7 +43,7 @@ def test_all_questions_agree(both, data):
     rows = [json.loads(line) for line in lines]
     assert len(rows) == 8792
     for row in rows:
-        text = chat_prompt(row["question"], "Think.\n\n\n Then  answer.")
+        text = piece.chat.prompt(row["question"], "Think.\n\n\n Then  answer.")
         ids = piece.encode(text)
         assert ids == converted.encode(text)
         assert piece.decode(ids) == converted.decode(ids)

@@ -286,7 +286,12 @@ class DataSection(Section):
         description="Regular expression whose first group is the final answer in that field. Its time is not bounded: "
         "nested repeats, as in `(a+)+`, may take minutes for a row."
     )
-    system_prompt: str = Field(description="Put before every question.")
+    system_prompt: str = Field(description="Put before every question, as the system's message where the model has such.")
+    enable_thinking: bool | None = Field(
+        default=None,
+        description="Whether the model is to think before it answers: a switch of the chat templates that have one, as "
+        "Qwen3's. null: leave it to the template.",
+    )
     on_bad_row: Literal["error", "skip"] = Field(
         description="What a malformed row does: stop with its line number, or be counted and skipped."
     )

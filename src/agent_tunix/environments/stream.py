@@ -7,14 +7,14 @@ nothing but its position to see what the uninterrupted run would have seen.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import jax.numpy as jnp
 import numpy as np
 
 from agent_tunix.environments import arithmetic
 from agent_tunix.environments.tables import Row
-from agent_tunix.models.chat import chat_prompt
+from agent_tunix.models.tokenizer import Tokenizer
 from agent_tunix.types import Prompts
 
 
@@ -34,13 +34,14 @@ def arithmetic_rows(split: str, count: int, seed: int) -> list[Row]:
 
 
 def tokenize(
-    rows: Sequence[Row], encode_all: Callable[[list[str]], list[list[int]]], begin_id: int, system_prompt: str, longest: int
+    rows: Sequence[Row], tokenizer: Tokenizer, system_prompt: str, thinking: bool | None, longest: int
 ) -> tuple[list[Example], int]:
-    """Examples whose prompts have at most `longest` tokens, and the number of those that were dropped."""
-    prompts = encode_all([chat_prompt(row.question, system_prompt) for row in rows])
-    examples = [
-        Example(row.question, row.answer, (begin_id, *ids), row.worked) for row, ids in zip(rows, prompts, strict=True)
-    ]
+    """Examples whose prompts have at most `longest` tokens, and the number of those that were dropped.
+
+    `thinking` is the chat template's switch; None leaves it to the template.
+    """
+    prompts = tokenizer.encode_all([tokenizer.chat.prompt(row.question, system_prompt, thinking) for row in rows])
+    examples = [Example(row.question, row.answer, tuple(ids), row.worked) for row, ids in zip(rows, prompts, strict=True)]
     kept = [example for example in examples if len(example.prompt_ids) <= longest]
     return kept, len(examples) - len(kept)
 

@@ -37,6 +37,7 @@ class Task:
 
 def load_task(cfg: Config, tokenizer: Tokenizer, notice: Notice) -> Task:
     rows = load_splits(cfg, notice, lambda rows: _check_vocabulary(rows, cfg.data, tokenizer))
+    _say_if_plain(tokenizer, notice)
     train, validation = (_examples(cfg, split, rows[split], tokenizer, notice) for split in ("train", "validation"))
     return Task(train, validation, prompt_width([*train, *validation]))
 
@@ -85,6 +86,7 @@ def load_examples(cfg: Config, split: str, limit: int | None, tokenizer: Tokeniz
     """The examples of a split whose prompts are short enough; says what was left out."""
     rows = load_rows(cfg, split, limit, notice)
     _check_vocabulary(rows, cfg.data, tokenizer)
+    _say_if_plain(tokenizer, notice)
     return _examples(cfg, split, rows, tokenizer, notice)
 
 
@@ -93,7 +95,7 @@ def same_set(one: DataSection, other: DataSection) -> bool:
 
     def problems(data: DataSection) -> dict[str, object]:
         place = data.path and os.path.realpath(os.path.expanduser(data.path))
-        return data.model_dump(exclude={"num_examples", "on_bad_row", "system_prompt"}) | {"path": place}
+        return data.model_dump(exclude={"num_examples", "on_bad_row", "system_prompt", "enable_thinking"}) | {"path": place}
 
     return problems(one) == problems(other)
 
@@ -136,7 +138,7 @@ def _trained_on_before(cfg: Config) -> set[str]:
 
 def _examples(cfg: Config, split: str, rows: Sequence[Row], tokenizer: Tokenizer, notice: Notice) -> list[Example]:
     longest = cfg.generation.max_prompt_length
-    examples, dropped = tokenize(rows, tokenizer.encode_all, tokenizer.begin_id, cfg.data.system_prompt, longest)
+    examples, dropped = tokenize(rows, tokenizer, cfg.data.system_prompt, cfg.data.enable_thinking, longest)
     if dropped:
         notice(f"{dropped} of {len(rows)} {split} prompts exceed generation.max_prompt_length={longest} and are left out.")
     if not examples:
@@ -195,7 +197,17 @@ def _place(data: DataSection) -> str:
     return f"data.source={data.source}" if data.path is None else f"data.path={data.path}"
 
 
+def _say_if_plain(tokenizer: Tokenizer, notice: Notice) -> None:
+    if tokenizer.chat.is_plain:
+        notice(
+            "The model comes without a chat template, and its vocabulary has no tokens for turns: it is asked in plain "
+            "text, the system prompt, a blank line, the question. A chat_template.jinja beside its tokenizer says otherwise."
+        )
+
+
 def _check_vocabulary(rows: Sequence[Row], data: DataSection, tokenizer: Tokenizer) -> None:
+    if tokenizer.unknown_id is None:  # as in byte-level vocabularies, which know every text
+        return
     for row in rows[:ROWS_SPELT]:
         if tokenizer.unknown_id in tokenizer.encode(row.question):
             raise UserError(
@@ -214,7 +226,8 @@ def _named(text: str) -> str:
 
 
 def demonstration_ids(examples: Sequence[Example], tokenizer: Tokenizer) -> list[list[int]]:
-    return tokenizer.encode_all([demonstration(example.worked, example.answer) for example in examples])
+    """Worked answers in the format that the rewards look for, with the end of a turn."""
+    return tokenizer.encode_all([demonstration(e.worked, e.answer) + tokenizer.ending for e in examples])
 
 
 def with_demonstrations(

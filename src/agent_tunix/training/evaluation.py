@@ -56,7 +56,7 @@ ASKED = ("run", "step", "inference_config", "num_passes", "evaluation", "seed", 
 LENGTH = "generation.max_prompt_length"  # and for its problems, which training did not read
 NOT_OF_SET = {
     "data.num_examples": "counts what is trained on; evaluation.num_examples counts what is evaluated",
-    "data.system_prompt": "a run is asked as it was trained, also on another set",
+    **dict.fromkeys(("data.system_prompt", "data.enable_thinking"), "a run is asked as it was trained, also on another set"),
 }
 
 

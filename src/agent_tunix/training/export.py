@@ -2,7 +2,7 @@
 
     peft         a PEFT adapter folder, for PeftModel.from_pretrained and vLLM's LoRA
     merged       a whole model, for transformers and vLLM
-    gguf-ready   the same, with the SentencePiece model that llama.cpp's convert_hf_to_gguf.py asks for
+    gguf-ready   the same, with what llama.cpp's convert_hf_to_gguf.py asks for: of Gemma, the SentencePiece model
 
 Adapters are merged in float32, a tensor at a time; where the run held its base in fewer bits, into the base in
 `model.dtype`. A folder appears whole or not at all: it is written under another name first.
@@ -111,7 +111,7 @@ def _is_huggingface(checkpoint: Path) -> bool:
 def _write_merged(folder: Path, checkpoint: Path, model: loading.Model, trainable: Trainable, cfg: ExportConfig) -> None:
     """A model that Gemma3ForCausalLM loads, with its tokenizer."""
     files = tokenizer_files(checkpoint)
-    if cfg.format == "gguf-ready" and MODEL not in files:
+    if cfg.format == "gguf-ready" and MODEL not in files and not model.tokenizer.byte_level:
         raise UserError(
             f"format=gguf-ready: {checkpoint} has no {MODEL}, which llama.cpp's converter asks for; "
             "copy the model's own there, or use format=merged."
@@ -132,10 +132,14 @@ def _write_merged(folder: Path, checkpoint: Path, model: loading.Model, trainabl
 
 
 def _numbers_of_base(checkpoint: Path, tokenizer: Tokenizer) -> dict[str, int]:
-    """What config.json says of a model beside its architecture: its tokens, and how long a text it was made for."""
+    """What config.json says of a model beside its architecture: its tokens, and how long a text it was made for.
+
+    Families without a begin token have none here either.
+    """
     own = safetensors.read_config(checkpoint) if _is_huggingface(checkpoint) else {}
     longest = {**own, **(own.get("text_config") or {})}.get("max_position_embeddings")
-    tokens = {"pad_token_id": tokenizer.pad_id, "bos_token_id": tokenizer.begin_id, "eos_token_id": tokenizer.end_ids[0]}
+    begin = {} if tokenizer.begin_id is None else {"bos_token_id": tokenizer.begin_id}
+    tokens = {"pad_token_id": tokenizer.pad_id, **begin, "eos_token_id": tokenizer.end_ids[0]}
     return tokens | ({"max_position_embeddings": longest} if longest else {})
 
 

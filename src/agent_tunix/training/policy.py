@@ -24,7 +24,7 @@ from agent_tunix.environments.stream import Example
 from agent_tunix.errors import UserError
 from agent_tunix.models.architecture import Architecture
 from agent_tunix.models.base import Model
-from agent_tunix.models.chat import Message, conversation
+from agent_tunix.models.chat import Message
 from agent_tunix.models.checkpoints.hub import find_checkpoint
 from agent_tunix.models.checkpoints.loading import open_weights, weight_shapes
 from agent_tunix.models.checkpoints.peft import base_of, is_peft, read_adapters
@@ -53,11 +53,18 @@ class Asked(InferenceSection):
 class Policy:
     """A model that answers.
 
-    `system_prompt` stands at the head of every chat that has no message of the system: for a run, what it was trained with.
+    `system_prompt` is the system's in every chat that has no message of the system, and `enable_thinking` the switch of its
+    chat template (None: as the template has it): for a run, what it was trained with.
     """
 
-    def __init__(self, model: Model, trainable: Trainable | None = None, system_prompt: str = "") -> None:
-        self.system_prompt = system_prompt
+    def __init__(
+        self,
+        model: Model,
+        trainable: Trainable | None = None,
+        system_prompt: str = "",
+        enable_thinking: bool | None = None,
+    ) -> None:
+        self.system_prompt, self.enable_thinking = system_prompt, enable_thinking
         self._inference = Inference(model)
         self._weights = self._inference.policy(trainable)
 
@@ -66,9 +73,8 @@ class Policy:
         return self._inference.model.arch
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, after the one that begins every text."""
-        tokenizer = self._inference.model.tokenizer
-        return [tokenizer.begin_id, *tokenizer.encode(text)]
+        """The tokens of a text, after the one that begins every text, where the model's tokenizer puts one there."""
+        return self._inference.model.tokenizer.begun(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, without the control tokens among them."""
@@ -144,7 +150,7 @@ class Policy:
         The same arguments give the same texts. A prompt is continued as it stands; `chat` asks in the model's format.
 
         Args:
-            prompts: Texts; the token that begins a text is put before each.
+            prompts: Texts; the token that begins a text is put before each where the model has one (Qwen's have none).
             max_new_tokens: Tokens of a completion, at most.
             temperature: Divides the logits; 0 takes the likeliest token.
             top_k: Sample from the k likeliest tokens; None: from all.
@@ -175,7 +181,7 @@ class Policy:
         top_p: float = 1.0,
         seed: int = 0,
     ) -> str:
-        """The assistant's answer, asked in the format that training asks in.
+        """The assistant's answer, asked in the format that training asks in: the model's own chat template.
 
         Args:
             messages: As in other chat interfaces, `{"role": "user", "content": "..."}`: user and assistant in turn, the user
@@ -183,7 +189,10 @@ class Policy:
             max_new_tokens, temperature, top_k, top_p, seed: As for `generate`.
         """
         how = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-        return self.generate([conversation(messages, self.system_prompt)], **how)[0]  # type: ignore[arg-type]
+        tokenizer = self._inference.model.tokenizer
+        asked = tokenizer.encode(tokenizer.chat.conversation(messages, self.system_prompt, self.enable_thinking))
+        ((text,),) = self._complete([asked], validate(how | {"num_generations": 1, "batch_size": 1}, Asked, "chat"))
+        return text
 
     def _complete(self, prompts: Sequence[Sequence[int]], asked: Asked) -> list[list[str]]:
         if not prompts:
@@ -241,7 +250,7 @@ def _of_run(folder: str, weights: str | None, dtype: str | None, step: int | Non
     with made_of(folder if weights is None else None):
         model = loading.load_trained_model(base, partial(say, console))
     trainable, _ = loading.learnt_by(folder, trained, model, step)
-    return Policy(model, trainable, trained.data.system_prompt)
+    return Policy(model, trainable, trained.data.system_prompt, trained.data.enable_thinking)
 
 
 def _open(weights: str, dtype: str | None) -> Model:

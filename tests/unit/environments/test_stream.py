@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -7,6 +9,8 @@ from hypothesis import given
 
 from agent_tunix.environments.stream import Example, Stream, arithmetic_rows, batches, left_pad, right_pad, tokenize
 from agent_tunix.environments.tables import Row
+from agent_tunix.models.checkpoints.hub import find_checkpoint
+from agent_tunix.models.tokenizer import load_tokenizer
 
 
 def examples(count: int) -> list[Example]:
@@ -15,10 +19,13 @@ def examples(count: int) -> list[Example]:
 
 def test_prompts_over_the_limit_are_dropped_and_counted():
     rows = [Row("ab", "1"), Row("abcdef", "2")]
-    shortest = len("<start_of_turn>user\nab<end_of_turn>\n<start_of_turn>model\n") + 1
-    kept, dropped = tokenize(rows, lambda texts: [[ord(c) for c in text] for text in texts], 2, "", shortest)
+    prompt = "<bos><start_of_turn>user\nab<end_of_turn>\n<start_of_turn>model\n"
+    shortest = len(prompt)
+    by_letters = Mock(chat=load_tokenizer(find_checkpoint("package:tiny")).chat)
+    by_letters.encode_all = lambda texts: [[ord(c) for c in text] for text in texts]
+    kept, dropped = tokenize(rows, by_letters, "", None, shortest)
     assert [(e.question, e.answer) for e in kept] == [("ab", "1")]
-    assert kept[0].prompt_ids[:2] == (2, ord("<"))
+    assert kept[0].prompt_ids == tuple(map(ord, prompt))
     assert len(kept[0].prompt_ids) == shortest
     assert dropped == 1
 

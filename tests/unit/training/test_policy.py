@@ -11,7 +11,6 @@ import agent_tunix
 from agent_tunix.engine.sampler import Draw, Sampling, sample
 from agent_tunix.environments.stream import left_pad
 from agent_tunix.errors import UserError
-from agent_tunix.models.chat import chat_prompt
 from agent_tunix.models.checkpoints.hub import find_checkpoint
 from agent_tunix.models.checkpoints.loading import load_weights, save_weights
 from agent_tunix.models.families import gemma3
@@ -19,6 +18,7 @@ from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.training import loading
 from agent_tunix.training.policy import WIDTH
 
+CHAT = load_tokenizer(find_checkpoint("package:tiny")).chat
 QUESTIONS = [
     "Ben has 18 coins. Ben wants 40. How many more coins does Ben need?",
     "Tom has 36 books. Tom gives away 11. How many books does Tom have?",
@@ -38,7 +38,7 @@ def by_hand(policy):
 
 def test_logits_are_those_of_the_models_forward_pass(policy, by_hand):
     weights, _ = by_hand
-    ids = policy.encode(chat_prompt(QUESTIONS[0], ""))
+    ids = policy.encode(CHAT.prompt(QUESTIONS[0]))
     hidden, _ = gemma3.forward(weights, None, policy.architecture, jnp.array([ids]), jnp.arange(len(ids))[None])
     found = policy.logits(ids)
     assert (found.shape, found.dtype) == ((len(ids), policy.architecture.vocab_size), np.float32)
@@ -57,10 +57,10 @@ def test_several_texts_have_the_logits_that_each_has_alone(policy):
 
 def test_what_is_generated_is_what_the_sampler_draws(policy, by_hand):
     weights, tokenizer = by_hand
-    prompts = [chat_prompt(question, "") for question in QUESTIONS]
+    prompts = [CHAT.prompt(question) for question in QUESTIONS]
     given = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "max_new_tokens": 16}
     found = policy.generate(prompts, seed=3, num_generations=2, **given)
-    ids = [[tokenizer.begin_id, *tokenizer.encode(prompt)] for prompt in prompts]
+    ids = [tokenizer.encode(prompt) for prompt in prompts]
     key = jax.random.fold_in(jax.random.key(3), 0)  # the first batch
     sampling = Sampling(5, 0.9, 16, 2, tokenizer.end_ids, tokenizer.pad_id)
     draw = Draw(None, left_pad(ids, WIDTH, tokenizer.pad_id), key, 0.7)
@@ -74,7 +74,7 @@ def test_what_is_generated_is_what_the_sampler_draws(policy, by_hand):
 
 
 def test_one_completion_of_each_prompt_is_a_text_and_one_that_is_asked_for_a_list(policy):
-    prompts = [chat_prompt(question, "") for question in QUESTIONS]
+    prompts = [CHAT.prompt(question) for question in QUESTIONS]
     texts = policy.generate(prompts, max_new_tokens=16)
     assert [type(text) for text in texts] == [str, str]
     assert policy.generate(prompts, max_new_tokens=16, num_generations=1) == [[text] for text in texts]
@@ -84,11 +84,11 @@ def test_one_completion_of_each_prompt_is_a_text_and_one_that_is_asked_for_a_lis
 
 def test_a_chat_is_asked_as_training_asks(policy):
     asked = [{"role": "user", "content": QUESTIONS[0]}]
-    (expected,) = policy.generate([chat_prompt(QUESTIONS[0], "")], max_new_tokens=16)
+    (expected,) = policy.generate([CHAT.prompt(QUESTIONS[0])], max_new_tokens=16)
     assert expected.startswith("<reasoning>")
     assert policy.chat(asked, max_new_tokens=16) == expected
     prompted = agent_tunix.Policy(policy._inference.model, system_prompt="How many")
-    (expected,) = policy.generate([chat_prompt(QUESTIONS[0], "How many")], max_new_tokens=16)
+    (expected,) = policy.generate([CHAT.prompt(QUESTIONS[0], "How many")], max_new_tokens=16)
     assert prompted.chat(asked, max_new_tokens=16) == expected
     assert policy.chat([{"role": "system", "content": "How many"}, *asked], max_new_tokens=16) == expected
 

@@ -51,10 +51,6 @@ NUMBERS = {
     "rope_global_base": "rope.freq_base",
     "norm_eps": "attention.layer_norm_rms_epsilon",
 }
-UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # kinds of token, numbered alike by SentencePiece and llama.cpp
-# By name, as the ids in the file say what llama.cpp stops at rather than what the tokenizer was made with.
-CONTROL_TOKENS = {"pad": "<pad>", "eos": "<eos>", "bos": "<bos>", "unk": "<unk>"}
-SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes it
 
 
 class GgufFile:
@@ -106,37 +102,13 @@ class GgufFile:
                 shown = f"{found:g}" if isinstance(found, float) else found
                 raise UserError(f"{self._path}: {key} is {shown!s:.80}; only models without it are supported.")
 
-    def tokenizer_model(self) -> bytes:
-        """The tokenizer as a SentencePiece model, rebuilt from the file's tokens, scores and kinds."""
-        with _reading(self._path):
-            return self._tokenizer_model()
-
-    def _tokenizer_model(self) -> bytes:
-        from sentencepiece import sentencepiece_model_pb2
-
-        pb: Any = sentencepiece_model_pb2  # its classes are made when it is imported
-        tokens, scores, kinds = (self._field(f"tokenizer.ggml.{name}") for name in ("tokens", "scores", "token_type"))
-        if not tokens or not scores or not kinds or not set(CONTROL_TOKENS.values()) <= set(tokens):
-            raise UserError(f"{self._path} holds no SentencePiece tokenizer of the Gemma family.")
-        model = pb.ModelProto()
-        for token, score, kind in zip(tokens, scores, kinds, strict=True):
-            if token == CONTROL_TOKENS["unk"]:
-                kind = UNKNOWN
-            elif kind == CONTROL and token not in CONTROL_TOKENS.values():
-                kind = USER_DEFINED  # llama.cpp marks all special tokens as control, SentencePiece only these
-            model.pieces.add(piece=token.replace(" ", SPACE), score=score, type=kind)
-        spec = model.trainer_spec
-        spec.model_type, spec.byte_fallback, spec.vocab_size = pb.TrainerSpec.BPE, True, len(tokens)
-        for name, token in CONTROL_TOKENS.items():
-            setattr(spec, f"{name}_piece", token)
-            setattr(spec, f"{name}_id", tokens.index(token))
-        model.normalizer_spec.name = "identity"
-        model.normalizer_spec.add_dummy_prefix = False
-        model.normalizer_spec.remove_extra_whitespaces = False
-        return model.SerializeToString()
-
     def _field(self, key: str) -> Any:
         return _decoded(self._header.fields.get(key))
+
+
+def header_field(path: Path, key: str) -> Any:
+    """What a file says of itself under a key; None where it says nothing."""
+    return _decoded(_open(path).fields.get(key))
 
 
 def _decoded(value: Any) -> Any:

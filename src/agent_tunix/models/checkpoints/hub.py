@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agent_tunix.errors import UserError, calling, named, said
 from agent_tunix.models.checkpoints.orbax import find_orbax
-from agent_tunix.models.tokenizer_files import COPIED
+from agent_tunix.models.tokenizer import COPIED
 
 PACKAGED, KAGGLE = "package:", "kaggle:"
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")

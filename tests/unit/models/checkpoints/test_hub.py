@@ -10,7 +10,7 @@ from huggingface_hub import errors
 
 from agent_tunix.errors import UserError
 from agent_tunix.models.checkpoints.hub import find_checkpoint
-from agent_tunix.models.tokenizer_files import COPIED
+from agent_tunix.models.tokenizer import COPIED
 
 REPOSITORY = "google/gemma-3-270m-it"
 
