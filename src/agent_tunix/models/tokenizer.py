@@ -73,7 +73,7 @@ class Tokenizer:
         has = [token for token in TURN_TOKENS if self._id(token) is not None]
         template = template_of(*found, names) if found else turns_of(has, begin or "", self.begins)
         self.chat = Chat(template)
-        self.ending = self.chat.ending({*backend.special, *([end] if end else [])})
+        self.ending = self.chat.ending({*backend.special, *has, *([end] if end else [])})
         ends = [self._id(end), *files.end_ids(), self._id(self.ending.strip() or None)]
         self.end_ids = tuple(dict.fromkeys(i for i in ends if i is not None and 0 <= i < backend.size))
         if not self.end_ids:

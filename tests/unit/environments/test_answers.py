@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 
 from agent_tunix.environments import answers, rewards
-from agent_tunix.models.chat import ANSWER, END_OF_TURN, REASONING
+from agent_tunix.models.chat import ANSWER, REASONING
 
 pieces = st.sampled_from(
     [
         *REASONING,
         *ANSWER,
-        END_OF_TURN,
+        "<end_of_turn>",
         "5",
         "-",
         "$",
