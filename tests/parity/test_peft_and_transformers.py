@@ -14,16 +14,18 @@ from agent_tunix.config.load import config_text, read_saved, validate
 from agent_tunix.config.schema import Config, ExportConfig
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.progress import Progress
-from agent_tunix.engine.sampler import Draw, sample
+from agent_tunix.engine.sampler import Draw, logits, sample
 from agent_tunix.engine.update import init_state
 from agent_tunix.models.checkpoints.hub import find_checkpoint
 from agent_tunix.models.checkpoints.loading import load_weights
+from agent_tunix.models.checkpoints.peft import write_adapters
 from agent_tunix.models.checkpoints.safetensors import read_architecture
 from agent_tunix.models.families import gemma3
-from agent_tunix.models.lora import init_adapters
+from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, init_adapters
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.training import export, loading, rollouts
 from agent_tunix.training.data import load_examples, prompt_width
+from agent_tunix.types import Prompts
 
 pytestmark = pytest.mark.parity
 TRAIN = ["train", "model=gemma3_tiny", "training.num_batches=2", "hydra.run.dir=run"]
@@ -129,6 +131,26 @@ def test_peft_finds_the_text_part_of_a_multimodal_model(tmp_path, trained, golde
         after = PeftModel.from_pretrained(base, folder)(input_ids=torch.tensor(tokens)).logits.numpy()
     assert np.abs(before - after).max() > 1e-2
     np.testing.assert_allclose(after, gemma3.unembed(weights, hidden), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "kind", [{}, {"use_rslora": True}, {"use_dora": True}, {"use_rslora": True, "use_dora": True}], ids=str
+)
+def test_peft_does_what_adapters_of_every_kind_do(tmp_path, goldens, kind):
+    arch = read_architecture(goldens / "gemma3")
+    weights = load_weights(goldens / "gemma3", arch, jnp.float32)
+    over = weights if kind.get("use_dora") else None
+    fresh = init_adapters(jax.random.key(1), arch, ATTENTION + FEED_FORWARD, 4, 6.0, kind.get("use_rslora", False), over)
+    learnt = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), fresh)
+    write_adapters(tmp_path, learnt, 6.0, "the base", multimodal=False, dtype="float32", use_rslora="use_rslora" in kind)
+    tokens = np.random.default_rng(0).integers(3, 60, (2, 12))
+    prompts = Prompts(jnp.asarray(tokens), jnp.tile(jnp.arange(12), (2, 1)))
+    base = AutoModelForCausalLM.from_pretrained(goldens / "gemma3", dtype=torch.float32)
+    with torch.no_grad():
+        before = base(input_ids=torch.tensor(tokens)).logits.numpy()
+        after = PeftModel.from_pretrained(base, tmp_path)(input_ids=torch.tensor(tokens)).logits.numpy()
+    assert np.abs(before - after).max() > 1e-2
+    np.testing.assert_allclose(after, logits(weights, learnt, prompts, arch=arch), atol=1e-4)
 
 
 def read_text_config(folder):
