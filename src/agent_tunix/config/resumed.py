@@ -99,8 +99,11 @@ def made_of(run: str | None) -> Iterator[None]:
 
 
 def _same(key: str, before: Any, now: Any) -> bool:
-    """Whether a resumed run is still the same run; the folder that it started from may have been moved."""
-    return before == now or (key in ("training.init_from", "model.adapter") and None not in (before, now))
+    """Whether a resumed run is still the same run; the folder that it started from may have been moved. What a run of an
+    earlier version does not know of was off.
+    """
+    moved = key in ("training.init_from", "model.adapter") and None not in (before, now)
+    return before == now or (before is None and now is False) or moved
 
 
 def anchored(cfg: C) -> C:

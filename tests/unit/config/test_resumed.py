@@ -87,6 +87,15 @@ def test_the_folder_that_a_run_began_from_may_have_been_moved(run, tmp_path):
         resumed(str(tmp_path), ["training.init_from=null"])
 
 
+def test_what_an_earlier_version_did_not_know_of_was_off(run, tmp_path):
+    config = OmegaConf.load(Path(run) / "config.yaml")
+    del config.model["use_dora"]
+    OmegaConf.save(config, tmp_path / "config.yaml")
+    assert resumed(str(tmp_path), ["model.use_dora=false"])[0].model.use_dora is False
+    with pytest.raises(UserError, match=r"model\.use_dora=true: a resumed run keeps"):
+        resumed(str(tmp_path), ["model.use_dora=true"])
+
+
 def test_groups_and_folders_without_a_run_are_refused(run, tmp_path):
     with pytest.raises(UserError, match="keeps its own groups"):
         resumed(run, ["optimizer=lion"])
