@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 from families_of_tokenizers import CHATML, LINES, llama, qwen, smollm, write
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer, sentencepiece_model_pb2
 from tokenizers import Tokenizer as Library
 
 from agent_tunix.engine.sampler import Sampling
@@ -231,3 +233,40 @@ def test_a_folder_without_a_template_is_exported_with_the_turns_it_was_trained_i
     exported = json.loads(tokenizer_files(folder)["tokenizer_config.json"])
     assert "<|im_start|>" in exported["chat_template"]
     assert exported["chat_template"] != CHATML, "but ours, which says the same"
+
+
+def test_a_gguf_of_sentencepieces_kind_cuts_texts_as_that_does(tmp_path):
+    """As TinyLlama's: every text begins with a space, unknown characters are bytes, special tokens cut texts in parts."""
+    written = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter([*LINES, "  two  spaces    four"] * 20),
+        model_writer=written,
+        vocab_size=340,
+        model_type="bpe",
+        byte_fallback=True,
+        remove_extra_whitespaces=False,
+        normalization_rule_name="identity",
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    pieces = sentencepiece_model_pb2.ModelProto.FromString(written.getvalue()).pieces
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([piece.piece for piece in pieces])
+    writer.add_token_scores([piece.score for piece in pieces])
+    writer.add_token_types([piece.type for piece in pieces])
+    for add, i in ((writer.add_unk_token_id, 0), (writer.add_bos_token_id, 1), (writer.add_eos_token_id, 2)):
+        add(i)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tokenizer, library = load_tokenizer(tmp_path / "model.gguf"), SentencePieceProcessor(model_proto=written.getvalue())
+    for text in [*TEXTS, "  two   spaces     five", "☃ unknown", "\n\n"]:
+        assert tokenizer.encode(text) == library.encode(text)
+        assert tokenizer.begun(text) == [1, *library.encode(text)]
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode("Ann</s> has") == [*library.encode("Ann"), 2, *library.encode(" has")]
+    assert (tokenizer.begin_id, tokenizer.end_ids, tokenizer.pad_id, tokenizer.chat.is_plain) == (1, (2,), 0, True)
+    assert tokenizer.chat.prompt("Why?", "Be brief.") == "<s>Be brief.\n\nWhy?\n"
+    assert {"tokenizer.model", "tokenizer.json"} <= tokenizer_files(tmp_path / "model.gguf").keys()

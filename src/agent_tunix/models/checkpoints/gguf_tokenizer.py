@@ -1,8 +1,9 @@
 """The tokenizer of a .gguf file, as the files in which Hugging Face has it: so it is read and exported like any other.
 
-llama.cpp keeps a list of tokens with their kinds, and either merges (`gpt2`: byte-level BPE, which becomes tokenizer.json)
-or scores (`llama`: SentencePiece, which becomes tokenizer.model). What cuts a text into words before they are merged lies in
-its code, under a name; here it is as the models of that name have it in their own tokenizer.json.
+llama.cpp keeps a list of tokens with their kinds, and either merges or scores. Merges (`gpt2`: byte-level BPE) become a
+tokenizer.json. Scores (`llama`: SentencePiece) become a tokenizer.model and, but for Gemma, a tokenizer.json beside it. What
+cuts a text into words before they are merged lies in llama.cpp's code, under a name; here it is as the models of that name
+have it in their own tokenizer.json.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from agent_tunix.errors import UserError, reading
 from agent_tunix.models.checkpoints.gguf import header_field
 
 JSON, MODEL, CONFIG, GENERATION = "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "generation_config.json"
-UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # kinds of token, numbered alike by SentencePiece and llama.cpp
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # kinds of token, numbered alike by SentencePiece and llama.cpp
 GEMMA = {"pad": "<pad>", "eos": "<eos>", "bos": "<bos>", "unk": "<unk>"}  # the ids in the file say what llama.cpp stops at
 IDS = {"pad": "padding_token_id", "eos": "eos_token_id", "bos": "bos_token_id", "unk": "unknown_token_id"}
 # Tokens that end what a model says, wherever they are control tokens: llama.cpp knows them by name too.
@@ -77,18 +78,20 @@ def _files(path: Path, field: Field) -> dict[str, bytes]:
     template = field("chat_template")
     config = {f"{name}_token": token for name, token in names.items()} | {"add_bos_token": begins}
     config |= {} if template is None else {"chat_template": template}
+    plain = {token: i for i, token in enumerate(tokens) if kinds[i] == USER_DEFINED}
+    in_order = sorted({**special, **plain}.items(), key=lambda entry: entry[1])
+    added = [{"id": i, **_flags(token, token in special)} for token, i in in_order]
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
     if kind == "gpt2":
-        plain = {token: i for i, token in enumerate(tokens) if kinds[i] == USER_DEFINED}
-        in_order = sorted({**special, **plain}.items(), key=lambda entry: entry[1])
-        added = [{"id": i, **_flags(token, token in special)} for token, i in in_order]
-        content = _bpe(path, field, tokens, added, names.get("bos") if begins else None)
-        made = {JSON: content, CONFIG: _json({"tokenizer_class": "PreTrainedTokenizerFast", **config})}
+        made = {JSON: _bpe(path, field, tokens, added, names.get("bos") if begins else None)}
     else:
-        of_gemma = names == GEMMA
-        model = _sentencepiece(path, field, tokens, kinds, names)
-        decoder = added_tokens(model, {*names.values(), *(GEMMA_TURNS if of_gemma else special)})
-        config |= {"tokenizer_class": "GemmaTokenizer" if of_gemma else "LlamaTokenizer", "added_tokens_decoder": decoder}
-        made = {MODEL: model, CONFIG: _json(config)}
+        made = {MODEL: _sentencepiece(path, field, tokens, kinds, names)}
+        if names == GEMMA:
+            decoder = added_tokens(made[MODEL], {*names.values(), *GEMMA_TURNS})
+            config |= {"tokenizer_class": "GemmaTokenizer", "added_tokens_decoder": decoder}
+        else:
+            made[JSON] = _scored_bpe(field, tokens, kinds, added, names, begins)
+    made[CONFIG] = _json(config)
     ends: list[Any] = [field(f"ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     ends += [special[token] for token in ENDS if token in special]
     found = [i for i in dict.fromkeys(ends) if isinstance(i, int) and 0 <= i < len(tokens)]
@@ -140,25 +143,62 @@ def _bpe(path: Path, field: Field, tokens: list[str], added: list[dict[str, Any]
     }
     flags |= {"fuse_unk": False, "byte_fallback": False, "ignore_merges": pre in WHOLE_WORDS}
     vocabulary = {token: i for i, token in enumerate(tokens)}
+    return _library_file(
+        added,
+        begin,
+        {"type": "BPE", **flags, "vocab": vocabulary, "merges": pairs},
+        normalizer={"type": "NFC"} if pre in COMPOSED else None,
+        pre_tokenizer={"type": "Sequence", "pretokenizers": CUTS[pre]},
+        decoder=_byte_level(True),
+    )
+
+
+def _library_file(added: list[dict[str, Any]], begin: str | None, model: dict[str, Any], **steps: Any) -> bytes:
+    """A tokenizer.json, with its model and the steps around it; `begin` is put in front of every text."""
     around = None
     if begin is not None:
-        parts = [{"SpecialToken": {"id": begin, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-        second = [{**part, "SpecialToken": {"id": begin, "type_id": 1}} for part in parts[:1]]
-        second += [{"Sequence": {"id": "B", "type_id": 1}}]
-        tokens_around = {begin: {"id": begin, "ids": [vocabulary[begin]], "tokens": [begin]}}
-        around = {"type": "TemplateProcessing", "single": parts, "pair": parts + second, "special_tokens": tokens_around}
-    return _json(
-        {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": added,
-            "normalizer": {"type": "NFC"} if pre in COMPOSED else None,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": CUTS[pre]},
-            "post_processor": around,
-            "decoder": _byte_level(True),
-            "model": {"type": "BPE", **flags, "vocab": vocabulary, "merges": pairs},
-        }
+        one, other = ({"Sequence": {"id": part, "type_id": i}} for i, part in enumerate("AB"))
+        first, second = ({"SpecialToken": {"id": begin, "type_id": i}} for i in range(2))
+        known = {begin: {"id": begin, "ids": [model["vocab"][begin]], "tokens": [begin]}}
+        parts = {"single": [first, one], "pair": [first, one, second, other]}
+        around = {"type": "TemplateProcessing", **parts, "special_tokens": known}
+    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "post_processor": around}
+    return _json({**whole, **steps, "model": model})
+
+
+def _scored_bpe(
+    field: Field, tokens: list[str], kinds: list[int], added: list[Any], names: dict[str, str], begins: bool
+) -> bytes:
+    """A tokenizer.json that does what the SentencePiece model does: of all pairs that make a token, the best first.
+
+    transformers would make one of the model by itself, which merges runs of spaces in another order.
+    """
+    scores, prefix = field("ggml.scores"), field("ggml.add_space_prefix") is not False
+    vocabulary = {token.replace(" ", SPACE): i for i, token in enumerate(tokens)}
+    pairs: list[tuple[float, str, str]] = []
+    for token, i in vocabulary.items():
+        if kinds[i] == NORMAL:
+            halves = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+            there = [(a, b) for a, b in halves if a in vocabulary and b in vocabulary]
+            pairs += [
+                (scores[i], a, b) for a, b in sorted(there, key=lambda half: (vocabulary[half[0]], vocabulary[half[1]]))
+            ]
+    flags: dict[str, Any] = {"dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
+    flags |= {"unk_token": names["unk"], "fuse_unk": True, "byte_fallback": True, "ignore_merges": False}
+    merges = [[a, b] for _, a, b in sorted(pairs, key=lambda pair: -pair[0])]
+    space, mark = {"String": " "}, {"String": SPACE}
+    replaced = {"type": "Replace", "pattern": space, "content": SPACE}
+    shown = [{"type": "Replace", "pattern": mark, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    return _library_file(
+        added,
+        names["bos"] if begins else None,
+        {"type": "BPE", **flags, "vocab": vocabulary, "merges": merges},
+        normalizer={"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": SPACE}] * prefix + [replaced]},
+        pre_tokenizer=None,
+        decoder={
+            "type": "Sequence",
+            "decoders": shown + [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] * prefix,
+        },
     )
 
 
