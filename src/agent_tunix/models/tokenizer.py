@@ -28,6 +28,7 @@ from agent_tunix.models.checkpoints.orbax import is_orbax
 PAD, END, BEGIN, UNKNOWN, END_OF_TURN = "<pad>", "<eos>", "<bos>", "<unk>", "<end_of_turn>"
 START_OF_TURN = "<start_of_turn>"
 MOST_GROWTH = 128  # times that a text may become longer before it is cut into tokens
+MOST_TOKENS = 2**24
 JSON, MODEL, MODEL_CONFIG = "tokenizer.json", "tokenizer.model", "config.json"
 CONFIG, GENERATION = "tokenizer_config.json", "generation_config.json"
 NAMES, ADDED = "special_tokens_map.json", "added_tokens.json"
@@ -161,7 +162,7 @@ class _Json:
             self._library.encode("?")  # which a vocabulary that lacks its own token for the unknown may not have
             added = self._library.get_added_tokens_decoder()
             self.special = {token.content: i for i, token in sorted(added.items()) if token.special}
-            self.size = self._library.get_vocab_size()
+            self.size = max([self._library.get_vocab_size(), *(i + 1 for i in added)])  # there may be gaps
             cut = self._library.pre_tokenizer
             self.byte_level = cut is not None and b"ByteLevel" in cut.__getstate__()
         searches = self._library.decoder is not None and b"Regex" in self._library.decoder.__getstate__()
@@ -327,7 +328,10 @@ class _Files:
         with _reading(self.at(CONFIG)):
             decoder = (self.config.get("added_tokens_decoder") or {}).items()
             told = {token["content"]: int(i) for i, token in decoder if token.get("special")}
-            return told | {str(token): int(i) for token, i in self.parsed(ADDED).items()}
+            told |= {str(token): int(i) for token, i in self.parsed(ADDED).items()}
+            if wrong := [token for token, i in told.items() if not token or not 0 <= i < MOST_TOKENS]:
+                raise ValueError(f"{wrong[0]!r} has no place among the tokens")
+            return told
 
 
 def own_files(checkpoint: Path) -> dict[str, bytes]:

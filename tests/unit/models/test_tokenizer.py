@@ -310,3 +310,32 @@ def test_a_broken_file_to_export_is_named(tmp_path, model):
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(UserError, match=r"generation_config\.json"):
         tokenizer_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        {"tokenizer_config.json": {"added_tokens_decoder": {"400": {"content": "", "special": True}}}},
+        {"tokenizer_config.json": {"added_tokens_decoder": {"-1": {"content": "<x>", "special": True}}}},
+        {"tokenizer_config.json": {"added_tokens_decoder": [1]}},
+        {"added_tokens.json": {"<x>": 10**12}},
+        {"added_tokens.json": {"<x>": None}},
+        {"added_tokens.json": []},
+    ],
+)
+def test_added_tokens_that_have_no_place_are_refused(tmp_path, model, added):
+    (tmp_path / "tokenizer.model").write_bytes(model)
+    for name, content in added.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"\.json is damaged"):
+        load_tokenizer(tmp_path)
+
+
+def test_special_tokens_that_a_sentencepiece_model_has_got_later_are_found(tmp_path, model, tokenizer):
+    (tmp_path / "tokenizer.model").write_bytes(model)
+    (tmp_path / "added_tokens.json").write_text('{"<|im_start|>": 500, "<|im_end|>": 501}')
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    later = load_tokenizer(tmp_path)
+    assert later.encode("ann<|im_end|> has") == [*tokenizer.encode("ann"), 501, *tokenizer.encode(" has")]
+    assert later.end_ids[0] == 501
+    assert later.decode([501, *tokenizer.encode("ann")]) == "ann"

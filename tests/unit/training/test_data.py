@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from agent_tunix.environments.arithmetic import how_many
 from agent_tunix.errors import UserError
 from agent_tunix.models.checkpoints.hub import find_checkpoint
 from agent_tunix.models.tokenizer import load_tokenizer
-from agent_tunix.training.data import load_examples, load_splits, warn_of_trained_on
+from agent_tunix.training.data import load_examples, load_splits, load_task, warn_of_trained_on
 
 
 def test_processes_are_asked_whether_they_have_read_the_same(monkeypatch):
@@ -101,3 +102,33 @@ def test_a_long_text_is_not_shown_whole(tmp_path):
     with pytest.raises(UserError) as refused:
         load_examples(of_folder(tmp_path, train=["blah " * 20_000] * 10), "train", None, tokenizer, print)
     assert len(str(refused.value)) < 600
+
+
+def asked_of(folder, *overrides: str) -> tuple[str, list[str]]:
+    """The first prompt of the demo's data, and what is said, with the tokenizer of a folder."""
+    said: list[str] = []
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        cfg = validate(compose("config", ["+experiment=quick_test", "evaluation.num_examples=2", *overrides]), Config)
+    tokenizer = load_tokenizer(folder)
+    task = load_task(cfg, tokenizer, said.append)
+    return tokenizer._backend.decode(task.train[0].prompt_ids), said
+
+
+def test_the_checkpoints_own_template_is_told_whether_to_think(tmp_path):
+    for file in find_checkpoint("package:tiny").glob("tokenizer*"):
+        shutil.copy(file, tmp_path)
+    template = "{{ messages[0].content }}{% if enable_thinking is defined %}{{ '=' if enable_thinking else '-' }}{% endif %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    (plain, said), (thinking, _), (not_thinking, _) = (
+        asked_of(tmp_path, f"data.enable_thinking={switch}") for switch in ("null", "true", "false")
+    )
+    assert (thinking, not_thinking, said) == (plain + "=", plain + "-", [])
+
+
+def test_a_model_without_turns_is_asked_in_plain_text_and_that_is_said_once(tmp_path):
+    content = (find_checkpoint("package:tiny") / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(content.replace("_of_turn>", "_of_words>"))
+    prompt, said = asked_of(tmp_path)
+    assert not prompt.startswith("<")
+    assert len(said) == 1
+    assert "without a chat template" in said[0]
