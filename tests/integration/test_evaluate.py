@@ -207,6 +207,7 @@ def test_the_runs_own_set_by_its_name_is_its_own(command, trained, tmp_path):
         (["data=jsonl", "data.path=empty.jsonl"], "data.path=empty.jsonl has no row to test with."),
         (["data.num_examples=3"], "evaluation.num_examples counts what is evaluated"),
         (["data.system_prompt=So"], "data.system_prompt=So: a run is asked as it was trained"),
+        (["data.enable_thinking=true"], "data.enable_thinking=true: a run is asked as it was trained"),
     ],
 )
 def test_a_set_that_cannot_be_evaluated_is_refused(command, trained, tmp_path, asked, said):

@@ -95,7 +95,10 @@ class Tokenizer:
         return self._backend.encode_all(texts)
 
     def begun(self, text: str) -> list[int]:
-        """The tokens of a text by itself: after the one that begins every text, where there is such a one."""
+        """The tokens of a text by itself: after the one that begins every text, where there is such a one.
+
+        A text that spells it at its beginning, as many chat turns do, does not begin twice.
+        """
         ids = self.encode(text)
         return [self.begin_id, *ids] if self.begins and self.begin_id is not None and ids[:1] != [self.begin_id] else ids
 
@@ -265,7 +268,9 @@ class _Files:
     place: Path
 
     def at(self, name: str) -> Path:
-        return self.place / name if self.place.is_dir() else self.place
+        """Where a file lies: in the folder, beside that of an Orbax checkpoint, or in the file that holds all."""
+        found = [folder / name for folder in (self.place, self.place.parent) if (folder / name).exists()]
+        return found[0] if found and self.place.is_dir() else self.place
 
     def parsed(self, name: str) -> dict[str, Any]:
         """A file that holds an object; an empty one where there is no such file."""
@@ -325,13 +330,20 @@ class _Files:
 
     def added(self) -> dict[str, int]:
         """Special tokens that a SentencePiece model has got later."""
+        told: dict[str, int] = {}
         with _reading(self.at(CONFIG)):
             decoder = (self.config.get("added_tokens_decoder") or {}).items()
-            told = {token["content"]: int(i) for i, token in decoder if token.get("special")}
-            told |= {str(token): int(i) for token, i in self.parsed(ADDED).items()}
-            if wrong := [token for token, i in told.items() if not token or not 0 <= i < MOST_TOKENS]:
-                raise ValueError(f"{wrong[0]!r} has no place among the tokens")
-            return told
+            told |= _placed((token["content"], i) for i, token in decoder if token.get("special"))
+        with _reading(self.at(ADDED)):
+            return told | _placed(self.parsed(ADDED).items())
+
+
+def _placed(tokens: Iterable[tuple[str, Any]]) -> dict[str, int]:
+    """Tokens with their ids, which must be such."""
+    found = {token: int(i) for token, i in tokens}
+    if wrong := [token for token, i in found.items() if not token or not 0 <= i < MOST_TOKENS]:
+        raise ValueError(f"{wrong[0]!r} has no place among the tokens")
+    return found
 
 
 def own_files(checkpoint: Path) -> dict[str, bytes]:

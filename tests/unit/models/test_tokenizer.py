@@ -12,6 +12,7 @@ from sentencepiece import sentencepiece_model_pb2 as pb
 from tokenizers import Tokenizer as Backend
 
 from agent_tunix.errors import UserError
+from agent_tunix.models.chat import Turns
 from agent_tunix.models.checkpoints.hub import find_checkpoint
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.models.tokenizer_files import tokenizer_files
@@ -290,6 +291,19 @@ def test_the_shipped_checkpoint_lacks_nothing_that_an_export_of_it_has():
     files = tokenizer_files(folder)
     assert json.loads(files["tokenizer_config.json"])["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert files == {name: (folder / name).read_bytes() for name in files if (folder / name).exists()}
+
+
+def test_the_shipped_checkpoint_is_asked_without_jinja2():
+    """Which takes longer to import than a demo's questions take to be written."""
+    assert isinstance(load_tokenizer(find_checkpoint("package:tiny")).chat.template, Turns)
+
+
+def test_a_broken_file_beside_an_orbax_checkpoint_is_named(tmp_path):
+    (tmp_path / "gemma-3").mkdir()
+    (tmp_path / "gemma-3" / "_METADATA").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("nonsense")
+    with pytest.raises(UserError, match=rf"^{tmp_path}/tokenizer\.json is damaged"):
+        load_tokenizer(tmp_path / "gemma-3")
 
 
 def test_a_pretrained_model_is_exported_with_the_turns_that_it_has_learnt(tmp_path, model, tokenizer):
