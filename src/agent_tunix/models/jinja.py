@@ -26,6 +26,22 @@ LONGEST_SOURCE = 2**20  # characters of a template; those with tools and thinkin
 LONGEST = 2**22  # characters of a text, or items of a list
 MOST_WORK = 2**28  # sizes of what a call is given, multiplied: the most that `replace` and `center` could make of it
 LARGEST = 2**64  # number
+# Filters that may make far more than they are given, and methods that never do.
+MULTIPLYING = {"replace", "center", "indent", "join", "wordwrap", "format", "batch", "slice", "truncate", "tojson", "pprint"}
+MULTIPLYING |= {"round", "urlize", "xmlattr", "sum"}
+HARMLESS = {
+    "split",
+    "rsplit",
+    "splitlines",
+    "partition",
+    "rpartition",
+    "strip",
+    "lstrip",
+    "rstrip",
+    "startswith",
+    "endswith",
+}
+HARMLESS |= {"find", "rfind", "index", "count", "removeprefix", "removesuffix", "lower", "upper", "title", "capitalize"}
 SECONDS = 5.0  # for one conversation
 WIDE = re.compile(r"\d{5}|\*")  # in a format: by which a number becomes a long text
 
@@ -69,8 +85,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def __init__(self, **options: Any) -> None:
         self.begin()
         super().__init__(finalize=_refuse_sizes, **options)
-        self.filters = {name: self._bounded(function) for name, function in self.filters.items()}
-        self.filters["tojson"] = self._bounded(_tojson)
+        self.filters = {name: self._bounded(name, f) for name, f in (self.filters | {"tojson": _tojson}).items()}
         del self.globals["lipsum"]
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now, "namespace": _Namespace}
 
@@ -96,14 +111,24 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Any, __function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805  jinja2's names
         """`__` as in jinja2, so that a template's arguments may have any name."""
         __self.tick()
-        _refuse_work([getattr(__function, "__self__", None), *args, *kwargs.values()])
+        owner = getattr(__function, "__self__", None)
+        if isinstance(owner, str | bytes | int | float | list | tuple) and __function.__name__ not in HARMLESS:
+            _refuse_work([owner, *args, *kwargs.values()])
         return super().call(__context, __function, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """`format` of a text, which jinja2 wraps where a template takes it."""
-        if (wrapped := super().wrap_str_format(value)) is not None:
-            _refuse_width(value.__self__)
-        return wrapped
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+        _refuse_width(value.__self__)
+
+        def within(*args: Any, **kwargs: Any) -> str:
+            for given in (*args, *kwargs.values()):  # which may be a width too
+                _refuse_size(_size(given))
+            return wrapped(*args, **kwargs)
+
+        return within
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "+":
@@ -117,14 +142,15 @@ class _Environment(ImmutableSandboxedEnvironment):
             _refuse_work([left, right])
         return super().call_binop(context, operator, left, right)
 
-    def _bounded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """A filter within the bounds; jinja2 marks those that want to know where they are called, and `wraps` keeps that."""
 
         @functools.wraps(function)
         def within(*args: Any, **kwargs: Any) -> Any:
             self.tick()
-            _refuse_work([*args, *kwargs.values()])
-            if function.__name__ == "do_format":
+            if name in MULTIPLYING:
+                _refuse_work([*args, *kwargs.values()])
+            if name == "format":
                 _refuse_width(args[0])
             return function(*args, **kwargs)
 

@@ -33,6 +33,8 @@ GROWING = (
         ("{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | join(',') }}", "Why?"),
         ("{%- if tools %}\n    no\n{%- else %}\n  yes\n    {%- endif %}\n", "  yes"),
         ("{{ nothing }}", ""),
+        ("{% set a = 'a' * 50000 %}{% macro f(a, b) %}{{ (a ~ b) | length }}{% endmacro %}{{ f(a, a) }}", "100000"),
+        ("{% set a = 'a' * 50000 %}{{ a | default(a) | length }}{{ a.split(a ~ 'b') | length }}", "500001"),
     ],
 )
 def test_what_transformers_gives_templates_is_there(source, text):
@@ -52,6 +54,9 @@ def test_what_transformers_gives_templates_is_there(source, text):
         GROWING("'aa'", "ns.x | replace('a', ns.x)"),
         "{{ 'a' | center(10000000000) }}",
         "{{ 'a'.ljust(10000000000) }}",
+        "{{ 1.5 | round(10000000000, 'floor') }}",
+        "{{ [1] | batch(10000000000, 0) | list }}",
+        "{{ (5).to_bytes(10000000000, 'big') }}",
         "{{ '%10000000000d' % 1 }}",
         "{{ '%*d' | format(10000000000, 1) }}",
         "{{ '{:10000000000}'.format(1) }}",
