@@ -17,10 +17,10 @@ import numpy as np
 from shipped import architecture
 
 from agent_tunix.environments.stream import left_pad
+from agent_tunix.models import transformer
 from agent_tunix.models.architecture import Architecture, Weights
 from agent_tunix.models.checkpoints.hub import find_checkpoint
 from agent_tunix.models.checkpoints.loading import init_weights, load_weights, quantised, read_architecture
-from agent_tunix.models.families import gemma3
 from agent_tunix.models.tokenizer import load_tokenizer
 
 TEXTS = (
@@ -50,7 +50,7 @@ def inputs(arch: Architecture, checkpoint: Path | None) -> tuple[np.ndarray, np.
 
 def logits(weights: Weights, arch: Architecture, tokens, positions) -> np.ndarray:
     """Of all tokens that are no padding."""
-    read = jax.jit(lambda w: gemma3.unembed(w, gemma3.forward(w, None, arch, tokens, positions)[0]))
+    read = jax.jit(lambda w: transformer.unembed(w, transformer.forward(w, None, arch, tokens, positions)[0]))
     return np.asarray(read(weights))[positions >= 0]
 
 
@@ -77,7 +77,7 @@ def main() -> None:
     args = parser.parse_args()
     arch = architecture(args.size)
     checkpoint = find_checkpoint(args.weights) if args.weights else None
-    if checkpoint is not None and read_architecture(checkpoint, arch) != arch:
+    if checkpoint is not None and read_architecture(checkpoint, {}) != arch:
         raise SystemExit(f"{args.weights} is not gemma3_{args.size}")
     bf16 = jnp.bfloat16
     plain = load_weights(checkpoint, arch, bf16) if checkpoint else init_weights(jax.random.key(0), arch, bf16)

@@ -15,13 +15,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 from race import BOS, EOS, NAMED, PAD, UNKNOWN
-from shipped import model_section
+from shipped import architecture, model_section
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from agent_tunix.models.checkpoints.loading import init_weights, save_weights
-from agent_tunix.training.loading import architecture
 
 
 def write_tokenizer(folder: Path, vocabulary: int) -> None:
@@ -38,7 +37,7 @@ def write_tokenizer(folder: Path, vocabulary: int) -> None:
 def main() -> None:
     size, folder, *tokenizer = sys.argv[1:]
     section = model_section(size)
-    arch, dtype = architecture(section), jnp.dtype(section.dtype)
+    arch, dtype = architecture(size), jnp.dtype(section.dtype)
     save_weights(Path(folder), init_weights(jax.random.key(0), arch, dtype), arch, dtype)
     if tokenizer:
         shutil.copy(tokenizer[0], folder)

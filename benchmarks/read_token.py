@@ -21,10 +21,9 @@ from shipped import architecture
 
 from agent_tunix.engine import compiler_options
 from agent_tunix.environments.stream import left_pad
-from agent_tunix.models import decoding, lora
+from agent_tunix.models import decoding, lora, transformer
 from agent_tunix.models.architecture import Architecture
 from agent_tunix.models.checkpoints.loading import init_weights
-from agent_tunix.models.families import gemma3
 
 S, SLOTS, RANK, REPEATS = 256, 512, 32, 5
 FEW, MANY = 1, 500  # tokens; what the two take apart is that of the tokens between
@@ -36,7 +35,7 @@ def reading(way: Callable, arch: Architecture, rows: int, group: int) -> Callabl
 
     def read_all(weights, members, prompts, count):
         adapters = lora.stack(members)
-        _, prompt = gemma3.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
+        _, prompt = transformer.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
         cache, read = way(weights, adapters, arch, prompt, group, SLOTS)
 
         def step(slot, carry):

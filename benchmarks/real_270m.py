@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM
 
 from agent_tunix.engine.sampler import Draw, Sampling, sample
 from agent_tunix.environments.stream import left_pad
+from agent_tunix.models import transformer
 from agent_tunix.models.checkpoints.loading import load_weights, read_architecture
-from agent_tunix.models.families import gemma3
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.training import loading
 
@@ -46,7 +46,7 @@ def main() -> None:
 
 def load(file: Path) -> loading.Model:
     started, arch = time.perf_counter(), architecture("270m")
-    if read_architecture(file, arch) != arch:
+    if read_architecture(file, {}) != arch:
         raise SystemExit(f"{file} is not gemma3_270m")
     weights = load_weights(file, arch, jnp.float32)
     model = loading.Model(arch, load_tokenizer(file), weights, lambda: weights)
@@ -75,7 +75,7 @@ def compare_embeddings(model: loading.Model, theirs: torch.nn.Module) -> None:
 
 
 def compare_logits(model: loading.Model, theirs: torch.nn.Module, ids: list[list[int]]) -> None:
-    forward = jax.jit(lambda w, t, p: gemma3.unembed(w, gemma3.forward(w, None, model.arch, t, p)[0]))
+    forward = jax.jit(lambda w, t, p: transformer.unembed(w, transformer.forward(w, None, model.arch, t, p)[0]))
     for row in ids:
         tokens = np.array([row])
         ours = np.asarray(forward(model.weights, tokens, np.arange(len(row))[None]))

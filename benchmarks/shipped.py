@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 from agent_tunix.config.load import config_folder
 from agent_tunix.config.schema import ModelSection
 from agent_tunix.models.architecture import Architecture
-from agent_tunix.training import loading
+from agent_tunix.models.published import of_repository
 
 
 def model_section(size: str) -> ModelSection:
@@ -17,4 +17,6 @@ def model_section(size: str) -> ModelSection:
 
 
 def architecture(size: str) -> Architecture:
-    return loading.architecture(model_section(size))
+    arch = of_repository(model_section(size).weights)
+    assert arch is not None, size
+    return arch

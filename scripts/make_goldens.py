@@ -1,5 +1,5 @@
-"""Makes the goldens that our numbers are tested against, by code we did not write: transformers' Gemma 3, PEFT's adapters on
-it, torch's AdamW, transformers' cosine schedule and TRL's GRPO loss.
+"""Makes the goldens that our numbers are tested against, by code we did not write: transformers' models of each family,
+PEFT's adapters on Gemma 3, torch's AdamW, transformers' cosine schedule and TRL's GRPO loss.
 
     python scripts/make_goldens.py                         (needs the extra `parity`; overwrites tests/golden)
     python scripts/make_goldens.py --seed 7 --folder DIR   (fresh ones, as `make parity` does)
@@ -18,7 +18,15 @@ import numpy as np
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
 from transformers.optimization import get_cosine_with_min_lr_schedule_with_warmup
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
@@ -62,6 +70,23 @@ ADAPTERS = {
     "rslora": (["q_proj", "v_proj", "down_proj"], {"use_rslora": True}),
     "dora": (ALL_MODULES, {"use_dora": True}),
 }
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+# Models of the other families, in what differs from SMALL
+SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL |= {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "max_position_embeddings": 128}
+FAMILIES = {
+    "llama": (
+        LlamaConfig,
+        {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
+    ),
+    "llama3": (
+        LlamaConfig,
+        {"num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": True, "rope_parameters": LLAMA3},
+    ),
+    "qwen2": (Qwen2Config, {"num_key_value_heads": 2, "tie_word_embeddings": False}),
+    "qwen3": (Qwen3Config, {"num_key_value_heads": 2, "head_dim": 12, "tie_word_embeddings": True}),
+}
+LLAMA3 |= {"original_max_position_embeddings": 32, "rope_theta": 500.0}
 GRADIENTS = (
     "model.layers.0.self_attn.q_proj.weight",
     "model.layers.2.mlp.down_proj.weight",
@@ -98,6 +123,20 @@ def make_model(folder: Path, seed: int) -> Gemma3ForCausalLM:
             parameter.normal_(0.0, 0.3 if "norm" in name else parameter.shape[-1] ** -0.5)
     model.to(torch.bfloat16).save_pretrained(folder)
     return Gemma3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def make_families(folder: Path, seed: int) -> None:
+    """Small random models of the other families, saved by transformers in bfloat16; logits and greedy continuations."""
+    for name, (kind, differing) in FAMILIES.items():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(kind(**SMALL | differing)).eval()
+        with torch.no_grad():
+            for parameter_name, parameter in model.named_parameters():
+                norm = "norm" in parameter_name
+                parameter.normal_(float(norm), 0.3 if norm or "bias" in parameter_name else parameter.shape[-1] ** -0.5)
+        model.to(torch.bfloat16).save_pretrained(folder / name)
+        loaded = AutoModelForCausalLM.from_pretrained(folder / name, dtype=torch.float32).eval()
+        make_logits(folder / name, loaded, np.random.default_rng(seed))
 
 
 def make_logits(folder: Path, model: Gemma3ForCausalLM, rng: np.random.Generator) -> None:
@@ -306,6 +345,7 @@ def main() -> None:
     rng = np.random.default_rng(args.seed)
     model = make_model(args.folder / "gemma3", args.seed)
     make_logits(args.folder, model, rng)
+    make_families(args.folder / "families", args.seed)
     make_adapters(args.folder, args.seed)
     make_optimizer(args.folder, rng)
     make_schedule(args.folder)

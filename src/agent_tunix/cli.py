@@ -126,13 +126,14 @@ def _train(composed: DictConfig) -> float | None:
 def run_sweep(composed: Sequence[JobReturn], folder: Path, fuse: str) -> list[float]:
     """Trains the jobs that Hydra has composed, as one sweep in a folder; returns the held-out accuracy of each."""
     from agent_tunix.lab.sweep import sweep
+    from agent_tunix.training import loading
 
     _freeze()
     if fuse not in typing.get_args(sweep.Fuse):
         raise UserError(f"hydra.launcher.fuse={fuse}: must be one of {', '.join(typing.get_args(sweep.Fuse))}")
     jobs = [
         sweep.Job(
-            anchored(cfg),
+            loading.described(anchored(cfg)),
             relative(Path(job.hydra_cfg.hydra.runtime.output_dir)),  # type: ignore[union-attr]
             as_given(job.overrides or ()),
         )
@@ -165,15 +166,23 @@ def _accuracy(summary: Mapping[str, typing.Any]) -> float:
 
 def _lr_find(composed: DictConfig) -> None:
     from agent_tunix.lab.lr_find import lr_find as workflow
+    from agent_tunix.training import loading
 
-    cfg, output = anchored(validate(composed, LrFindConfig)), relative(Path(HydraConfig.get().runtime.output_dir))
+    cfg, output = (
+        loading.described(anchored(validate(composed, LrFindConfig))),
+        relative(Path(HydraConfig.get().runtime.output_dir)),
+    )
     workflow.run(cfg, output, console, as_given(HydraConfig.get().overrides.task))
 
 
 def _tune(composed: DictConfig) -> None:
     from agent_tunix.lab.tune import tune as workflow
+    from agent_tunix.training import loading
 
-    cfg, output = anchored(validate(composed, TuneConfig)), relative(Path(HydraConfig.get().runtime.output_dir))
+    cfg, output = (
+        loading.described(anchored(validate(composed, TuneConfig))),
+        relative(Path(HydraConfig.get().runtime.output_dir)),
+    )
     workflow.run(cfg, output, console, as_given(HydraConfig.get().overrides.task))
 
 

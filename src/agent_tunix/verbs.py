@@ -58,7 +58,7 @@ class Request:
 def training_of(request: Request) -> tuple[Config, Origin]:
     """The configuration of the run that begins or goes on, and who has named the code in it."""
     cfg, origin = begun_or_resumed(request.composed, request.overrides)
-    return _agreed(cfg), origin
+    return _agreed(loading.described(cfg)), origin
 
 
 def show_plan(request: Request, cfg: Config, origin: Origin, console: Screen) -> None:
@@ -99,7 +99,8 @@ def train(
 
 def evaluate(request: Request, console: Screen) -> Record:
     """Evaluates a run or a base model; returns the record that it also writes."""
-    cfg = _agreed(anchored(validate(request.composed, EvaluateConfig)))
+    cfg = anchored(validate(request.composed, EvaluateConfig))
+    cfg = _agreed(cfg if cfg.run else loading.described(cfg))
     return evaluation.run(cfg, _shared(request.folder), console, request.overrides)
 
 

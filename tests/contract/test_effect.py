@@ -21,7 +21,8 @@ from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.engine.update import init_state, update
 from agent_tunix.errors import UserError
-from agent_tunix.models.architecture import Architecture, Layers, Weights
+from agent_tunix.models.architecture import Architecture, Weights
+from agent_tunix.models.families.table import family_of
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, init_adapters, masters, module_shape
 from agent_tunix.training.horizon import coefficients, hyperparameters, make_plan
 from agent_tunix.types import Batch, Prompts
@@ -63,12 +64,12 @@ def model() -> tuple[Architecture, Weights]:
     """Two layers, drawn at random."""
     arch = Architecture(12, 2, 8, 2, 1, 4, 16, 4, 2, 0.5, 100.0, 1000.0, 1.0, 1e-6)
     keys = iter(jax.random.split(jax.random.key(0), 30))
-    sizes = {name: 4 if name in ("q_norm", "k_norm") else 8 for name in Layers.__annotations__ if name.endswith("norm")}
+    sizes = {name: getattr(arch, width) for name, (_, width) in family_of(arch).norms.items()}
     norms = {name: 0.3 * jax.random.normal(next(keys), (2, size)) for name, size in sizes.items()}
     shapes = {module: module_shape(arch, module) for module in ATTENTION + FEED_FORWARD}
     matrices = {m: jax.random.normal(next(keys), (2, *shape)) * shape[0] ** -0.5 for m, shape in shapes.items()}
     embed, final = jax.random.normal(next(keys), (12, 8)), 0.3 * jax.random.normal(next(keys), (8,))
-    return arch, Weights(embed, Layers(**norms, **matrices), final)
+    return arch, Weights(embed, {**norms, **matrices}, final)
 
 
 def batch(scale: float) -> Batch:

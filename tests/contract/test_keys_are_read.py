@@ -6,7 +6,6 @@ import inspect
 import json
 import sys
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,12 +13,10 @@ from hydra import compose, initialize_config_dir
 
 from agent_tunix.config import schema
 from agent_tunix.config.load import config_folder, keys, validate
-from agent_tunix.config.schema import ArchitectureSection, Config, EvaluateConfig, ExportConfig, InferenceSection
+from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig, InferenceSection
 from agent_tunix.environments import arithmetic
 from agent_tunix.errors import UserError
 from agent_tunix.lab.tune.config import LrFindConfig, TuneConfig
-from agent_tunix.models.checkpoints import safetensors
-from agent_tunix.models.checkpoints.hub import find_checkpoint
 from agent_tunix.training import evaluation, loading
 
 LONG_RUNS = True  # they share the programs of the others
@@ -83,26 +80,34 @@ def test_every_other_key_is_read_by_a_workflow(command, reads, tmp_path):
     ):
         outcome = command(*arguments)
         assert outcome.code == 0, outcome.err
-    consumed_whole = (ArchitectureSection, InferenceSection)  # by model_dump; the tests below are theirs
+    consumed_whole = (InferenceSection,)  # by model_dump; the test below is its
     ours = declared(EvaluateConfig) | declared(ExportConfig) | declared(LrFindConfig) | declared(TuneConfig)
     assert {key for (kind, name), key in ours.items() if kind not in consumed_whole and (kind, name) not in reads} == set()
 
 
-@pytest.mark.parametrize("field", ArchitectureSection.model_fields)
-def test_a_number_of_the_architecture_that_is_not_the_checkpoints_is_refused(field):
-    value = getattr(configured().model.architecture, field)
+@pytest.mark.parametrize(
+    "number",
+    ["num_layers=5", "vocab_size=48", "query_pre_attn_scalar=64", "rope_local_base=1.0", "family=llama", "tied=false"],
+)
+def test_a_number_of_the_architecture_that_is_not_the_checkpoints_is_refused(number):
     with pytest.raises(UserError, match=r"is not the model that model\.architecture describes"):
-        loading.load_model(configured(f"model.architecture.{field}={value * 2}"))
+        loading.load_model(configured(f"++model.architecture.{number}"))
+
+
+def test_a_number_that_no_architecture_has_is_refused():
+    with pytest.raises(UserError, match=r"model\.architecture: layers is no number of an architecture"):
+        loading.load_model(configured("++model.architecture.layers=4"))
 
 
 def test_a_number_of_the_architecture_may_differ_from_the_checkpoints_in_its_last_digits():
-    assert loading.load_model(configured("model.architecture.query_pre_attn_scalar=32.00000000000001")).arch.num_layers == 4
+    assert (
+        loading.load_model(configured("++model.architecture.query_pre_attn_scalar=32.00000000000001")).arch.num_layers == 4
+    )
 
 
 def test_a_checkpoint_of_another_family_is_refused():
-    assert get_args(schema.ModelSection.model_fields["model_family"].annotation) == ("gemma3",)
-    with pytest.raises(UserError, match="of type gemma3_text; only gemma4 and gemma4_text"):
-        safetensors.read_config(find_checkpoint("package:tiny"), "gemma4")
+    with pytest.raises(UserError, match=r"of type gemma3_text; model\.model_family=llama asks for another family"):
+        loading.load_model(configured("model.model_family=llama"))
 
 
 def test_inference_settings_reach_the_sampler(command, monkeypatch):

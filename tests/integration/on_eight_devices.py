@@ -23,10 +23,11 @@ from agent_tunix.engine.update import init_state, update
 from agent_tunix.kernels import top_k
 from agent_tunix.kernels.mesh import by_rows
 from agent_tunix.lab.plan.memory import Shapes, held_adapters, held_base, held_bytes
-from agent_tunix.models.architecture import Architecture, Layers, Weights
+from agent_tunix.models.architecture import Architecture, Weights
 from agent_tunix.models.checkpoints.hub import find_checkpoint
 from agent_tunix.models.checkpoints.loading import load_weights
 from agent_tunix.models.checkpoints.safetensors import read_architecture
+from agent_tunix.models.families.table import family_of
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, Adapters, masters, module_shape
 from agent_tunix.models.sharding import mesh_of_sizes, on_mesh_of, place
 from agent_tunix.training import loading
@@ -74,12 +75,12 @@ def model(arch: Architecture) -> tuple[Weights, Adapters]:
 
     shapes = {module: module_shape(arch, module) for module in ATTENTION + FEED_FORWARD}
     layers = {module: normal(L, *shape, scale=shape[0] ** -0.5) for module, shape in shapes.items()}
-    for norm in (field.name for field in dataclasses.fields(Layers) if field.name.endswith("norm")):
-        layers[norm] = normal(L, arch.head_dim if norm in ("q_norm", "k_norm") else arch.embed_dim, scale=0.3)
+    for norm, (_, width) in family_of(arch).norms.items():
+        layers[norm] = normal(L, getattr(arch, width), scale=0.3)
     a = {module: normal(L, shapes[module][0], RANK, scale=0.3) for module in MODULES}
     b = {module: normal(L, RANK, shapes[module][1], scale=0.1) for module in MODULES}
     embed_VD = normal(arch.vocab_size, arch.embed_dim, scale=0.3)
-    return Weights(embed_VD, Layers(**layers), normal(arch.embed_dim, scale=0.3)), Adapters(a, b, 2.0)
+    return Weights(embed_VD, layers, normal(arch.embed_dim, scale=0.3)), Adapters(a, b, 2.0)
 
 
 def begin(arch: Architecture, sizes: tuple[int, int], whole: bool = False):
@@ -202,7 +203,7 @@ def test_a_quantised_base_is_cut_too():
     assert_close(many.logprobs_BC, one.logprobs_BC, 1e-5)
     s = Shapes(arch, 0, (), 4, P, P, G, 1, S, C, 2, 2, "nf4")
     assert held(weights) == held_bytes(s)
-    assert 4 * held(weights.layers.up_proj) == sum(leaf.nbytes for leaf in jax.tree.leaves(weights.layers.up_proj))
+    assert 4 * held(weights.layers["up_proj"]) == sum(leaf.nbytes for leaf in jax.tree.leaves(weights.layers["up_proj"]))
 
 
 @pytest.mark.parity
@@ -218,7 +219,7 @@ def test_all_weights_with_one_key_head_and_a_vocabulary_that_is_not_divided():
     ask, many, many_stats = updated((2, 2), 2)
     assert_close(many_stats, one_stats, 1e-5)
     assert_close(many.trainable, one.trainable, 2e-4)
-    assert 4 * held(many.trainable.layers.q_proj) == held(one.trainable.layers.q_proj)
+    assert 4 * held(many.trainable.layers["q_proj"]) == held(one.trainable.layers["q_proj"])
     programs = update._cache_size()
     Update.answer([dataclasses.replace(ask, state=many)])
     assert update._cache_size() == programs, "the second update finds the state where the first did"

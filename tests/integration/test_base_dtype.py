@@ -65,7 +65,7 @@ def test_adapters_are_merged_into_the_base_that_was_quantised(command, tmp_path)
     plain = loading.load_model(loading.held_in(config("run"), "float32", None))
     merged, found = merge(plain.weights, adapters("run")), load_file(tmp_path / "whole" / "model.safetensors")
     for name, value in found.items():
-        np.testing.assert_allclose(value, stacked_tensor(merged, name), atol=1e-6)
+        np.testing.assert_allclose(value, stacked_tensor(merged, model.arch, name), atol=1e-6)
 
     assert command("export", "run=run", "output=adapter").code == 0
     stored = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
@@ -82,18 +82,18 @@ def test_a_run_that_begins_from_another_holds_the_base_as_it_says_itself(command
     held = train(command, "held", f"training.init_from={whole}", "model.base_dtype=nf4", "training.num_batches=1")
     learnt, _ = loading.load_trained(whole, config(whole), loading.load_model(config(whole)))
     base = loading.load_model(config(held)).weights.layers
-    assert isinstance(base.up_proj, Quantised)
-    np.testing.assert_array_equal(base.up_proj.codes, quantised(learnt, "nf4").layers.up_proj.codes)
+    assert isinstance(base["up_proj"], Quantised)
+    np.testing.assert_array_equal(base["up_proj"].codes, quantised(learnt, "nf4").layers["up_proj"].codes)
 
     def beginning(**model) -> Config:
         cfg = config(held).model_dump(mode="json")
         return validate(cfg | {"model": cfg["model"] | model, "training": cfg["training"] | {"init_from": held}}, Config)
 
     onwards = loading.load_model(beginning(base_dtype=None)).weights.layers
-    np.testing.assert_array_equal(onwards.up_proj, learnt.layers.up_proj)
+    np.testing.assert_array_equal(onwards["up_proj"], learnt.layers["up_proj"])
     merged = loading.load_model(beginning(base_dtype=None, lora_rank=0)).weights.layers
-    np.testing.assert_allclose(merged.up_proj, merge(learnt, adapters(held)).layers.up_proj, atol=1e-6)
-    assert (np.asarray(merged.up_proj) != np.asarray(onwards.up_proj)).any()
+    np.testing.assert_allclose(merged["up_proj"], merge(learnt, adapters(held)).layers["up_proj"], atol=1e-6)
+    assert (np.asarray(merged["up_proj"]) != np.asarray(onwards["up_proj"])).any()
 
 
 def test_another_architecture_is_not_begun_from(command, write_run, tmp_path):

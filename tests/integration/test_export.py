@@ -18,11 +18,11 @@ from safetensors.numpy import load_file
 
 from agent_tunix.config.load import read_saved, validate
 from agent_tunix.config.schema import Config, ExportConfig
+from agent_tunix.models import transformer
 from agent_tunix.models.checkpoints import peft
 from agent_tunix.models.checkpoints.hub import find_checkpoint
 from agent_tunix.models.checkpoints.loading import load_weights
 from agent_tunix.models.checkpoints.safetensors import read_architecture
-from agent_tunix.models.families import gemma3
 from agent_tunix.models.lora import Adapters
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.training import export, loading, rollouts
@@ -79,7 +79,7 @@ def test_merged_completes_as_trained(command, trained, tmp_path):
     width = prompt_width(examples)
     prompts = rollouts.pad_prompts(examples, width, model)
     hidden = [
-        gemma3.forward(weights, lora, arch, prompts.tokens_PS, prompts.positions_PS)[0]
+        transformer.forward(weights, lora, arch, prompts.tokens_PS, prompts.positions_PS)[0]
         for weights, lora in ((model.weights, adapters), (exported.weights, None), (model.weights, None))
     ]
     np.testing.assert_allclose(hidden[0], hidden[1], atol=2e-4)

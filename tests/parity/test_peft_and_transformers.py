@@ -16,11 +16,11 @@ from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.progress import Progress
 from agent_tunix.engine.sampler import Draw, logits, sample
 from agent_tunix.engine.update import init_state
+from agent_tunix.models import transformer
 from agent_tunix.models.checkpoints.hub import find_checkpoint
 from agent_tunix.models.checkpoints.loading import load_weights
 from agent_tunix.models.checkpoints.peft import write_adapters
 from agent_tunix.models.checkpoints.safetensors import read_architecture
-from agent_tunix.models.families import gemma3
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, init_adapters
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.training import export, loading, rollouts
@@ -56,8 +56,8 @@ def test_transformers_and_peft_do_what_was_trained(trained):
     adapters, _ = loading.load_trained(str(trained / "run"), cfg, model)
     examples = load_examples(cfg, "test", 32, model.tokenizer, print)
     prompts = rollouts.pad_prompts(examples, prompt_width(examples), model)
-    hidden, _ = gemma3.forward(model.weights, adapters, model.arch, prompts.tokens_PS, prompts.positions_PS)
-    logits = np.asarray(gemma3.unembed(model.weights, hidden))
+    hidden, _ = transformer.forward(model.weights, adapters, model.arch, prompts.tokens_PS, prompts.positions_PS)
+    logits = np.asarray(transformer.unembed(model.weights, hidden))
     sampling = loading.training_sampling(cfg, model.tokenizer)
     sampling = type(sampling)(**{**vars(sampling), "greedy": True, "num_generations": 1})
     (drawn,) = sample(model.weights, (Draw(adapters, prompts, jax.random.key(0)),), arch=model.arch, sampling=sampling)
@@ -125,12 +125,12 @@ def test_peft_finds_the_text_part_of_a_multimodal_model(tmp_path, trained, golde
 
     tokens = np.random.default_rng(0).integers(3, 60, (2, 12))
     weights = load_weights(tmp_path / "base", arch, jnp.float32)
-    hidden, _ = gemma3.forward(weights, adapters, arch, tokens, np.tile(np.arange(12), (2, 1)))
+    hidden, _ = transformer.forward(weights, adapters, arch, tokens, np.tile(np.arange(12), (2, 1)))
     with torch.no_grad():
         before = base(input_ids=torch.tensor(tokens)).logits.numpy()
         after = PeftModel.from_pretrained(base, folder)(input_ids=torch.tensor(tokens)).logits.numpy()
     assert np.abs(before - after).max() > 1e-2
-    np.testing.assert_allclose(after, gemma3.unembed(weights, hidden), atol=1e-4)
+    np.testing.assert_allclose(after, transformer.unembed(weights, hidden), atol=1e-4)
 
 
 @pytest.mark.parametrize(

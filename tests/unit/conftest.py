@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
 from hypothesis import settings
 
-from agent_tunix.config.load import config_folder, validate
-from agent_tunix.config.schema import Config
 from agent_tunix.models import lora
-from agent_tunix.models.architecture import Architecture, Layers, Segment, Weights
+from agent_tunix.models.architecture import Architecture, Segment, Weights
 from agent_tunix.models.checkpoints.loading import init_weights
+from agent_tunix.models.families.table import family_of
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, Adapters, module_shape
-from agent_tunix.training import loading
+from agent_tunix.models.published import of_repository
 from agent_tunix.types import Prompts
 
 GROUP = 3
@@ -66,15 +62,13 @@ def arch() -> Architecture:
 def weights(arch) -> Weights:
     """Random weights, the norms too."""
     rng, L, D = np.random.default_rng(200), arch.num_layers, arch.embed_dim
-    layers = {
-        field.name: normal(rng, L, arch.head_dim if field.name in ("q_norm", "k_norm") else D, scale=0.3)
-        for field in dataclasses.fields(Layers)
-        if field.name.endswith("norm")
-    }
+    norms = family_of(arch).norms
+    drawn = ("input_norm", "q_norm", "k_norm", "post_attention_norm", "pre_feedforward_norm", "post_feedforward_norm")
+    layers = {norm: normal(rng, L, getattr(arch, norms[norm][1]), scale=0.3) for norm in drawn}
     for module in ATTENTION + FEED_FORWARD:
         fan_in, fan_out = module_shape(arch, module)
         layers[module] = normal(rng, L, fan_in, fan_out, scale=fan_in**-0.5)
-    return Weights(normal(rng, arch.vocab_size, D, scale=D**-0.5), Layers(**layers), normal(rng, D, scale=0.3))
+    return Weights(normal(rng, arch.vocab_size, D, scale=D**-0.5), layers, normal(rng, D, scale=0.3))
 
 
 @pytest.fixture(scope="session")
@@ -98,13 +92,8 @@ def prompts() -> Prompts:
 
 @pytest.fixture(scope="session")
 def shipped():
-    """The architecture of a model, by its size."""
-
-    def architecture(size: str, *overrides: str) -> Architecture:
-        with initialize_config_dir(str(config_folder()), version_base="1.3"):
-            return loading.architecture(validate(compose("config", [f"model=gemma3_{size}", *overrides]), Config).model)
-
-    return architecture
+    """The architecture of a Gemma 3, by its size."""
+    return lambda size: of_repository(f"google/gemma-3-{size}-it")
 
 
 @pytest.fixture(scope="session")

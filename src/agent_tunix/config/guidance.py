@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from agent_tunix.config.schema import Config
+from agent_tunix.config.schema import Config, GuidanceSection
 
 TYPICAL = {
     "weight_decay": (0.0, 0.1, "", "weights may be held back from learning"),
@@ -21,15 +21,24 @@ TYPICAL_BETAS = ((0.8, 0.95), (0.99, 0.999))
 LARGE_BATCH = (2.0, 10 / 3)  # the reference runs 270M at 1e-4 with twice the usual prompts, 10/3 of its range's end
 SMALL_BATCH = (0.25, 1 / 3)  # and 4B at 1e-6 with a quarter of them, a third of its range's end
 FULL_FINE_TUNING = 0.1  # all weights move at once, so each should move less
+RATES_BY_SIZE = ((5e8, (1e-5, 3e-5)), (2e9, (1e-6, 1e-5)), (math.inf, (1e-6, 3e-6)))  # below so many parameters
 RATE_OF = {"adamw": 1.0, "schedule_free_adamw": 1.0, "adafactor": 1.0, "lion": 1 / 3}  # others have rates of their own
 SMALL_DATA = (500, 1 / 3)  # below so many examples the rate goes down with them; by how much is our own choice
 
 
+def guidance_by_size(parameters: int) -> GuidanceSection:
+    """What is assumed of a model that nothing was measured on: what the reference says of the nearest size."""
+    rates = next(rates for most, rates in RATES_BY_SIZE if parameters < most)
+    return GuidanceSection(learning_rate=list(rates), prompts=4, measured=False)
+
+
 def rate_range(cfg: Config, num_examples: int | None) -> tuple[float, float, list[str]]:
     """The lowest and highest rate that suit a run whose optimizer has guidance, and why they were moved."""
-    low, high = (RATE_OF[cfg.optimizer.optimizer_name] * rate for rate in cfg.model.guidance.learning_rate)
-    reasons: list[str] = []
-    ratio = cfg.training.prompts_per_step / cfg.model.guidance.prompts
+    guidance = cfg.model.guidance
+    assert guidance  # a configuration whose model is described has one
+    low, high = (RATE_OF[cfg.optimizer.optimizer_name] * rate for rate in guidance.learning_rate)
+    reasons = [] if guidance.measured else ["by its size alone"]
+    ratio = cfg.training.prompts_per_step / guidance.prompts
     if ratio >= LARGE_BATCH[0]:
         high *= LARGE_BATCH[1]
         reasons.append(f"{cfg.training.prompts_per_step} prompts an update allow more")

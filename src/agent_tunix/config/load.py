@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import os
 import re
+import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +33,7 @@ FOLDER_TO_QUOTE = re.compile(r"""(["']?)([0-9][\w.+-]*|~[^"',]*)\1""")  # a comm
 CHECKSUM = re.compile(r"# checksum of all values but places: (\w*)")
 PLACES = ("model.weights", "model.adapter", "data.path", "training.init_from", "training.resume")
 REFERENCE = re.compile(r"(\\*)\$\{")  # OmegaConf looks up what follows, unless a backslash of its own is before it
+AUTO = "auto"  # the model that is whatever its weights are
 SHOWN = 200  # characters of a value in a message
 MOST_VALUES = 10_000  # of a saved configuration; it has some 150
 WHY = {
@@ -48,9 +50,9 @@ def config_folder() -> Path:
 
 
 def shipped_models() -> list[ModelSection]:
-    """The models that `conf/model` describes."""
+    """The models that `conf/model` names."""
     paths = sorted((config_folder() / "model").glob("*.yaml"))
-    files: list[Any] = [OmegaConf.to_container(OmegaConf.load(path)) for path in paths]
+    files: list[Any] = [OmegaConf.to_container(OmegaConf.load(path)) for path in paths if path.stem != AUTO]
     return validate_all(({key: file[key] for key in ModelSection.model_fields} for file in files), ModelSection)
 
 
@@ -80,9 +82,16 @@ def _in_a_run(folder: Path) -> bool:
 def hydra_arguments(given: list[str], *more: Path) -> list[str]:
     """The command line as Hydra takes it: options first, and a second folder to be searched."""
     multirun = [argument for argument in given if argument in ("--multirun", "-m")]
-    arguments = [_lenient(argument) for argument in given if argument not in multirun]
+    arguments = [_lenient(argument) for argument in [*given, *_model_of_weights(given)] if argument not in multirun]
     arguments = multirun + sorted(arguments, key=lambda argument: "=" in argument and not argument.startswith("-"))
     return [*(part for folder in more for part in ("--config-dir", str(folder))), *arguments]
+
+
+def _model_of_weights(given: list[str]) -> list[str]:
+    """Weights that are given without a model say themselves what they are; an experiment may choose a model of its own."""
+    keys = {argument.partition("=")[0].lstrip("+") for argument in given}
+    chosen = {"model", "experiment", "training.resume", "training.init_from", "run"}
+    return [f"model={AUTO}"] if "model.weights" in keys and not chosen & keys else []
 
 
 def _lenient(argument: str) -> str:
@@ -248,8 +257,8 @@ def _completed(saved: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, Any
     """With the schema's defaults of the keys that are lacking, as far as it has any; the rest is for `validate` to judge."""
     complete = dict(saved)
     for name, field in kind.model_fields.items():
-        section: Any = field.annotation
-        if isinstance(saved.get(name), Mapping) and isinstance(section, type) and issubclass(section, BaseModel):
+        section = section_of(field)
+        if isinstance(saved.get(name), Mapping) and section is not None:
             complete[name] = _completed(saved[name], section)
         elif name not in saved and not field.is_required():
             default = field.get_default(call_default_factory=True)
@@ -297,12 +306,18 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     return f"; did you mean {names[close[0]]}?" if close else ""
 
 
+def section_of(field: Any) -> type[BaseModel] | None:
+    """The schema of a section, which may be one that can be left out; None for a field that holds a value."""
+    kinds = typing.get_args(field.annotation) or (field.annotation,)
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
 def keys(kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
     """Every dotted key of a schema, with pydantic's record of it."""
     found: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            found |= keys(field.annotation, f"{prefix}{name}.")
+        if (section := section_of(field)) is not None:
+            found |= keys(section, f"{prefix}{name}.")
         else:
             found[f"{prefix}{name}"] = field
     return found

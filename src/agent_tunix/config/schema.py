@@ -36,41 +36,21 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
 
 
-class ArchitectureSection(Section):
-    vocab_size: Positive = Field(description="Tokens in the vocabulary.")
-    num_layers: Annotated[int, Field(ge=1, le=1000)] = Field(description="Transformer layers.")
-    embed_dim: Positive = Field(description="Width of the residual stream.")
-    num_heads: Positive = Field(description="Query heads.")
-    num_kv_heads: Positive = Field(description="Key and value heads, each shared by num_heads / num_kv_heads query heads.")
-    head_dim: Positive = Field(description="Width of one head.")
-    hidden_dim: Positive = Field(description="Width of the feed-forward layer.")
-    sliding_window: Positive = Field(description="Tokens that a local layer attends to, the newest included.")
-    global_every: Positive = Field(description="One layer in so many is global and attends to everything.")
-    query_pre_attn_scalar: float = Field(gt=0, description="Attention scores are divided by its square root.")
-    rope_local_base: float = Field(gt=0, description="RoPE base of local layers.")
-    rope_global_base: float = Field(gt=0, description="RoPE base of global layers.")
-    rope_global_factor: float = Field(gt=0, description="Positions of global layers are divided by this.")
-    norm_eps: float = Field(gt=0, description="Added to the mean square in RMSNorm.")
-
-    @model_validator(mode="after")
-    def _heads_divide(self) -> ArchitectureSection:
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim} is odd; RoPE rotates pairs")
-        return self
-
-
 class GuidanceSection(Section):
     learning_rate: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=2, max_length=2)] = Field(
         description="Lowest and highest rate that suit this model; outside of them a run warns."
     )
     prompts: Positive = Field(description="Prompts per update for which these rates hold.")
+    measured: bool = Field(
+        default=True, description="Whether the rates are the reference's or measured, rather than assumed by size."
+    )
 
 
 class ModelSection(Section):
-    model_family: Literal["gemma3"] = Field(description="Architecture family; a checkpoint of another is refused.")
-    model_size: str = Field(description="Name of the size, for display.")
+    model_family: Annotated[str, OneOf("agent_tunix.models.families.table", "FAMILIES")] | None = Field(
+        description="Architecture family; a checkpoint of another is refused. null: any, as the checkpoint says."
+    )
+    model_size: str | None = Field(description="Name of the size, for display; null: by the number of parameters.")
     weights: str = Field(
         description="Where the weights are: a repository of the Hugging Face hub, a folder of safetensors or of an Orbax "
         "checkpoint, a .gguf file, or kaggle:<handle>."
@@ -99,8 +79,13 @@ class ModelSection(Section):
     mesh_shape: list[Any] = Field(
         description="Devices as [[f,t],[fsdp,tp]]: f split the batch, t the heads; an axis left out has 1."
     )
-    guidance: GuidanceSection = Field(description="What suits a model of this size.")
-    architecture: ArchitectureSection = Field(description="Numbers of the architecture.")
+    guidance: GuidanceSection | None = Field(
+        description="What suits a model of this size; null: what is known of it, or assumed by its size."
+    )
+    architecture: dict[str, Any] | None = Field(
+        description="Numbers that the checkpoint must have, as a run records them; where its format leaves one out, it is "
+        "taken from here. null: the checkpoint's own.",
+    )
 
     @field_validator("lora_module_path")
     @classmethod

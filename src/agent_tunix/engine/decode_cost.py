@@ -13,9 +13,8 @@ import numpy as np
 from agent_tunix.engine import compiler_options
 from agent_tunix.engine.ahead_of_time import Program
 from agent_tunix.engine.calls import ProgramCall
-from agent_tunix.models import lora
+from agent_tunix.models import lora, transformer
 from agent_tunix.models.architecture import Architecture, Weights
-from agent_tunix.models.families import gemma3
 from agent_tunix.models.lora import Adapters, Trainable
 
 
@@ -50,6 +49,6 @@ def _read_tokens(
     tokens_B1, adapters = jnp.concatenate(tokens), lora.over(weights, lora.stack(members))
 
     def read(position: jax.Array) -> jax.Array:
-        return gemma3.forward(weights, adapters, arch, tokens_B1, jnp.full_like(tokens_B1, position))[0]
+        return transformer.forward(weights, adapters, arch, tokens_B1, jnp.full_like(tokens_B1, position))[0]
 
     return jax.lax.map(read, jnp.arange(count))

@@ -20,9 +20,8 @@ from jax.typing import ArrayLike
 from agent_tunix.engine import compiler_options
 from agent_tunix.kernels.draw import draw_tokens
 from agent_tunix.kernels.mesh import EVERYWHERE, by_rows, cut
-from agent_tunix.models import decoding, lora
+from agent_tunix.models import decoding, lora, transformer
 from agent_tunix.models.architecture import Architecture, Weights
-from agent_tunix.models.families import gemma3
 from agent_tunix.models.lora import Adapters
 from agent_tunix.types import Prompts, Rollouts, pytree
 
@@ -59,12 +58,12 @@ def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sam
     G, C, K = sampling.num_generations, sampling.max_steps, len(draws)
     B = G * len(prompts.tokens_PS)
     weights, adapters = lora.merged_if_it_pays(weights, adapters, rows=B)
-    hidden_PSD, prompt = gemma3.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
+    hidden_PSD, prompt = transformer.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
     temperature_B1 = jnp.repeat(jnp.stack([jnp.asarray(draw.temperature, jnp.float32) for draw in draws]), B // K)[:, None]
     uniform_CB1 = jax.vmap(lambda step: _uniform(keys_K, step, B))(jnp.arange(C))
 
     def draw(hidden_BD, step):
-        logits_BV = cut(gemma3.unembed(weights, cut(hidden_BD)), None, EVERYWHERE)
+        logits_BV = cut(transformer.unembed(weights, cut(hidden_BD)), None, EVERYWHERE)
         return by_rows(draw_row, logits_BV, temperature_B1, uniform_CB1[step])
 
     k = 1 if sampling.greedy else sampling.top_k
@@ -99,8 +98,8 @@ def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sam
 def logits(weights: Weights, adapters: Adapters | None, prompts: Prompts, *, arch: Architecture) -> jax.Array:
     """Float32 logits (P, S, V) at every token of prompts; those at padding mean nothing."""
     adapters = lora.over(weights, adapters)
-    hidden_PSD, _ = gemma3.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
-    return gemma3.unembed(weights, hidden_PSD)
+    hidden_PSD, _ = transformer.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
+    return transformer.unembed(weights, hidden_PSD)
 
 
 def prepare(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sampling: Sampling) -> None:

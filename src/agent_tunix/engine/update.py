@@ -23,8 +23,8 @@ from agent_tunix.algorithm.objectives import Coefficients, LossForm, LossStats, 
 from agent_tunix.algorithm.optimizers import Hyperparameters
 from agent_tunix.engine import compiler_options
 from agent_tunix.kernels.mesh import cut
+from agent_tunix.models import transformer
 from agent_tunix.models.architecture import Architecture, Weights
-from agent_tunix.models.families import gemma3
 from agent_tunix.models.lora import Adapters, Trainable, over, policy_of, stack
 from agent_tunix.models.sharding import keep_in_place
 from agent_tunix.types import Batch, Prompts, TrainState, pytree
@@ -187,10 +187,10 @@ def completion_logprobs(
     first_B1 = jnp.repeat(prompts.positions_PS[:, -1:] + 1, G, axis=0)
     positions_BC = jnp.where(mask_BC, first_B1 + jnp.arange(C), -1)
     adapters = over(weights, adapters)
-    hidden_PSD, hidden_BCD = gemma3.forward_groups(weights, adapters, arch, prompts, tokens_BC, positions_BC)
+    hidden_PSD, hidden_BCD = transformer.forward_groups(weights, adapters, arch, prompts, tokens_BC, positions_BC)
     last_B1D = jnp.repeat(hidden_PSD[:, -1:], G, axis=0)
     before_BCD = jnp.concatenate([last_B1D, hidden_BCD[:, :-1]], axis=1)
-    return token_logprobs(before_BCD, tokens_BC, weights.embed_VD, temperature)
+    return token_logprobs(before_BCD, tokens_BC, weights.output_VD, temperature)
 
 
 def _loss(

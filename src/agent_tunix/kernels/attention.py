@@ -64,21 +64,17 @@ def _first(positions_BT: jax.Array) -> jax.Array:
     return jnp.argmax(positions_BT >= 0, axis=1)
 
 
-def places_of_groups(q, positions_PT: jax.Array, lengths: Lengths) -> jax.Array:
-    """The positions by which `attend_groups` rotates: the tokens' own, or, of turned sequences, 0, 1, 2 ... for all."""
-    return jnp.arange(lengths.prompt + lengths.completion(positions_PT))[None] if cudnn_serves(q) else positions_PT
-
-
-def attend_groups(q, k, v, positions_PT: jax.Array, lengths: Lengths, placing: Placing, reach: Reach) -> jax.Array:
+def attend_groups(q, k, v, positions_PT: jax.Array, lengths: Lengths, placing: Placing, reach: Reach, turned: bool):
     """As `attend`, of rows that are a prompt and then its group of completions, each of which sees the prompt and itself.
 
-    Queries and keys come before their norm and RoPE, which `placing` adds.
+    Queries and keys come before their norm and RoPE, which `placing` adds: by the tokens' own positions or, where sequences
+    are turned, by 0, 1, 2 ... for all. Turning norms heads on the way, as Gemma 3 does.
     """
 
     def joined(of_prompts, of_completions):
         return jnp.concatenate([of_prompts, of_completions.reshape(len(positions_PT), -1, of_prompts.shape[-1])], axis=1)
 
-    if cudnn_serves(q):
+    if turned:
         first_P = _first(positions_PT)
         q, k, v = _turned_groups(q, k, v, first_P, lengths, placing)
         h_BTE = _flat(_turned(_by_cudnn(q, k, v, reach), -jnp.repeat(first_P, lengths.group)))
@@ -100,7 +96,8 @@ def _flat(x_BTHN: jax.Array) -> jax.Array:
     return x_BTHN.reshape(*x_BTHN.shape[:2], -1)
 
 
-def cudnn_serves(q_BTHN: jax.Array) -> bool:
+def cudnn_serves(q_BTHN: jax.Array | jax.ShapeDtypeStruct) -> bool:
+    """Whether cuDNN attends for such queries; `attend_groups` may then turn sequences."""
     if not device.one_hopper(q_BTHN.dtype):
         return False
     _, T, _, N = q_BTHN.shape

@@ -10,34 +10,37 @@ from agent_tunix.types import pytree, static
 
 @pytree
 class Placing:
-    """Norm and RoPE of queries and keys: scales of the norms, cosines and sines by position, [..., T, 1, N / 2], and the
-    factor that queries are multiplied by.
+    """Norm and RoPE of queries and keys: scales of the norms, None where there are none, cosines and sines by position,
+    [..., T, 1, N / 2], and the factor that queries are multiplied by.
     """
 
-    q_norm: jax.Array
-    k_norm: jax.Array
+    q_norm: jax.Array | None
+    k_norm: jax.Array | None
     cos: jax.Array
     sin: jax.Array
     eps: float = static()
     query_scale: float = static()
+    norm_offset: float = static()
 
     def __call__(self, q_BTHN: jax.Array, k_BTKN: jax.Array) -> tuple[jax.Array, jax.Array]:
-        angles = self.cos, self.sin, self.eps
-        return placed(q_BTHN, self.q_norm, *angles, self.query_scale), placed(k_BTKN, self.k_norm, *angles, 1.0)
+        how = self.cos, self.sin, self.eps, self.norm_offset
+        return placed(q_BTHN, self.q_norm, *how, self.query_scale), placed(k_BTKN, self.k_norm, *how, 1.0)
 
 
-def placed(x_BTHN: jax.Array, scale: jax.Array, cos: jax.Array, sin: jax.Array, eps: float, factor: float) -> jax.Array:
-    return rotate(rms_norm(x_BTHN, scale, eps), cos, sin) * factor
+def placed(x_BTHN, scale: jax.Array | None, cos, sin, eps: float, norm_offset: float, factor: float) -> jax.Array:
+    normed = x_BTHN if scale is None else rms_norm(x_BTHN, scale, eps, norm_offset)
+    return rotate(normed, cos, sin) * factor
 
 
-def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """Zhang & Sennrich (2019) in float32, with Gemma's weight stored as a departure from one.
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float, offset: float) -> jax.Array:
+    """Zhang & Sennrich (2019) in float32; the weight is `scale + offset`, as Gemma stores its departure from one.
 
     Sequences and tokens become one axis: a CPU sums the last axis of [B, 1, D] ten times more slowly than that of [B, D].
     """
     x32 = x.reshape(-1, *(size for size in x.shape[2:-1] if size > 1), x.shape[-1]).astype(jnp.float32)
     normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
-    return (normed * (1.0 + scale.astype(jnp.float32))).astype(x.dtype).reshape(x.shape)
+    weight = offset + scale.astype(jnp.float32)
+    return (normed * weight).astype(x.dtype).reshape(x.shape)
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:

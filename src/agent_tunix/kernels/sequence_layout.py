@@ -69,7 +69,7 @@ def _backward(how: Turning, given, dy_BTHN):
     if scale_N is None:
         return dx_PWHN, None, None, None, None
     x_BTHN, angles = turned(how, x_PWHN, first_P), (cos_TM[:, None], sin_TM[:, None])
-    _, back = jax.vjp(lambda scale_N: placed(x_BTHN, scale_N, *angles, how.eps, how.factor), scale_N)
+    _, back = jax.vjp(lambda scale_N: placed(x_BTHN, scale_N, *angles, how.eps, 1.0, how.factor), scale_N)
     return dx_PWHN, None, *back(dy_BTHN), None, None
 
 

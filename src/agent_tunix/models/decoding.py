@@ -1,6 +1,6 @@
 """Reading one more token of every sequence, after prompts that were read once each and are shared by their groups.
 
-There are three ways. The first, for any device or mesh, is `gemma3.forward` with sequences of one token. On one NVIDIA
+There are three ways. The first, for any device or mesh, is `transformer.forward` with sequences of one token. On one NVIDIA
 Hopper GPU that is mostly the launching of hundreds of small kernels; there a narrow model with few sequences is read by one
 kernel for all layers (kernels/token), and others by eight kernels a layer, with layers unrolled. These read weights and
 adapters in a layout of their own, made once a rollout. All three compute what the update computes: what samples is what is
@@ -23,9 +23,9 @@ from agent_tunix.kernels.decode_attention import Rows
 from agent_tunix.kernels.matmul import LEAST_RANK, LEAST_TILE, Product
 from agent_tunix.kernels.norm_rope import both_halves, rms_norm
 from agent_tunix.kernels.token import token_kernel
-from agent_tunix.models import lora
+from agent_tunix.models import lora, transformer
 from agent_tunix.models.architecture import Architecture, Segment, Weights
-from agent_tunix.models.families import gemma3
+from agent_tunix.models.families.table import family_of
 from agent_tunix.models.lora import Adapters, DoraAdapters, FactoredAdapters
 from agent_tunix.models.quantization import Quantised
 from agent_tunix.types import pytree
@@ -67,7 +67,8 @@ def prepare(
 
 
 def _way(weights: Weights, adapters: Adapters | None, arch: Architecture, sequences: int) -> Way:
-    if isinstance(adapters, DoraAdapters | FactoredAdapters) or not _takes_kernels(weights):
+    without = not family_of(arch).kernels or isinstance(adapters, DoraAdapters | FactoredAdapters)
+    if without or not _takes_kernels(weights):
         return _by_forward
     policies = lora.policies_of(adapters)
     if token_kernel.serves(token_shapes(arch), lora.rank_of(adapters), policies, sequences // policies):
@@ -79,14 +80,14 @@ def _takes_kernels(weights: Weights) -> bool:
     """Whether the device has kernels for such weights, and room for their second layout."""
     if not device.one_hopper(weights.embed_VD.dtype):
         return False
-    if isinstance(weights.layers.q_proj, Quantised):
+    if isinstance(weights.layers["q_proj"], Quantised):
         return False
     held, layers = (sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(part)) for part in (weights, weights.layers))
     return layout_fits(held, layers, device.memory_limit())
 
 
 def _kernels_serve(weights: Weights, rank: int) -> bool:
-    head_dim = weights.layers.q_norm.shape[-1]
+    head_dim = weights.array("q_norm").shape[-1]
     if head_dim < LEAST_TILE or head_dim != matmul.power_of_two(head_dim):
         return False
     return rank <= LARGEST_RANK and _fills_blocks(weights, rank)
@@ -100,7 +101,7 @@ def layout_fits(weights: float, layers: float, limit: float) -> bool:
 def _fills_blocks(weights: Weights, columns: int) -> bool:
     """Whether the columns of every module are whole blocks of so many: a program's block must lie in one module."""
     modules = (module for modules in PRODUCTS.values() for module in modules)
-    return all(getattr(weights.layers, module).shape[2] % columns == 0 for module in modules)
+    return all(weights.array(module).shape[2] % columns == 0 for module in modules)
 
 
 def _by_forward(weights, adapters, arch, prompt, group, slots) -> tuple[Segment, Read]:
@@ -108,10 +109,10 @@ def _by_forward(weights, adapters, arch, prompt, group, slots) -> tuple[Segment,
 
     def read(written, tokens_B, slot, done_B):
         positions_B1 = jnp.where(done_B, -1, first_B + slot)[:, None]
-        hidden_B1D, new = gemma3.forward(weights, adapters, arch, tokens_B[:, None], positions_B1, (prompt, written))
-        return hidden_B1D[:, 0], gemma3.write_segment(written, new, slot)
+        hidden_B1D, new = transformer.forward(weights, adapters, arch, tokens_B[:, None], positions_B1, (prompt, written))
+        return hidden_B1D[:, 0], transformer.write_segment(written, new, slot)
 
-    return gemma3.empty_segment(arch, len(first_B), slots, weights.embed_VD.dtype), read
+    return transformer.empty_segment(arch, len(first_B), slots, weights.embed_VD.dtype), read
 
 
 def token_shapes(arch: Architecture) -> token_kernel.Shapes:
@@ -121,11 +122,18 @@ def token_shapes(arch: Architecture) -> token_kernel.Shapes:
 
 
 def by_token_kernel(weights, adapters, arch, prompt, group, slots) -> tuple[Cache, Read]:
-    w, rank = weights.layers, token_kernel.RANK
-    around = w.input_norm, w.post_attention_norm, w.pre_feedforward_norm, w.post_feedforward_norm
-    norms = token_kernel.Norms(*around, w.q_norm, w.k_norm, weights.final_norm_D)
+    rank = token_kernel.RANK
+    norms = token_kernel.Norms(
+        before_attention=weights.array("input_norm"),
+        after_attention=weights.array("post_attention_norm"),
+        before_feedforward=weights.array("pre_feedforward_norm"),
+        after_feedforward=weights.array("post_feedforward_norm"),
+        queries=weights.array("q_norm"),
+        keys=weights.array("k_norm"),
+        final_D=weights.final_norm_D,
+    )
     names = (name for names in PRODUCTS.values() for name in names)
-    matrices = {name: getattr(w, name) for name in names}
+    matrices = {name: weights.array(name) for name in names}
     modules = {name: (w_LEU, *lora.filled_pair(adapters, name, w_LEU, rank)) for name, w_LEU in matrices.items()}
     angles_TAN = _angles(arch, prompt.keys_LBSKN.shape[2] + slots)
     read = prompt.keys_LBSKN, prompt.values_LBSKN, prompt.positions_BS[:, -1] + 1
@@ -134,7 +142,7 @@ def by_token_kernel(weights, adapters, arch, prompt, group, slots) -> tuple[Cach
 
 def _angles(arch: Architecture, places: int) -> jax.Array:
     """Cosines and sines of local and then of global layers: one array, so that looking up a token's is one kernel."""
-    rotations = gemma3.rotations(arch, jnp.arange(places))
+    rotations = transformer.rotations(arch, jnp.arange(places))
     return jnp.stack([x_TN for pair in rotations for x_TN in both_halves(*pair)], axis=1)
 
 
@@ -165,8 +173,8 @@ def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) 
 
     def read(cache, tokens_B, slot, done_B):
         del done_B  # what a finished sequence reads is of no use, and no one else sees it
-        x_RD = gemma3.embed(weights, arch, matmul.filled(tokens_B, policies, rows))
-        h_RD = rms_norm(x_RD, layers[0].norms["input_norm"], arch.norm_eps)
+        x_RD = transformer.embed(weights, arch, matmul.filled(tokens_B, policies, rows))
+        h_RD = rms_norm(x_RD, layers[0].norms["input_norm"], arch.norm_eps, 1.0)
         places = angles_TAN[first_R + slot], jnp.asarray(slot, jnp.int32)[None], lengths_P
         norms = [*(layer.norms["input_norm"] for layer in layers[1:]), weights.final_norm_D]
         written = []
@@ -202,9 +210,8 @@ def _filled_rank(adapters: Adapters | None) -> int:
 
 
 def _layers(weights: Weights, products: dict[str, Product]) -> list[_Layer]:
-    w = weights.layers
     names = ("input_norm", "q_norm", "k_norm", "post_attention_norm", "pre_feedforward_norm", "post_feedforward_norm")
-    stacked, tree = jax.tree.flatten(_Layer(products, {name: getattr(w, name) for name in names}))
+    stacked, tree = jax.tree.flatten(_Layer(products, {name: weights.array(name) for name in names}))
     return [jax.tree.unflatten(tree, layer) for layer in zip(*map(jnp.unstack, stacked), strict=True)]
 
 
@@ -216,7 +223,7 @@ def _product(weights: Weights, adapters: Adapters | None, modules, sharing: int,
     dtype, tenants = weights.embed_VD.dtype, lora.policies_of(adapters) // sharing
     rows, a_rows, b_columns = [], [], []
     for module in modules:
-        w_LEU = getattr(weights.layers, module)
+        w_LEU = weights.array(module)
         L, E, U = w_LEU.shape
         a, b = lora.filled_pair(adapters, module, w_LEU, rank)
         rows.append(w_LEU.swapaxes(1, 2))

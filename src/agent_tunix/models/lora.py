@@ -114,11 +114,11 @@ def masters(weights: Weights) -> Weights:
 
 def merge(weights: Weights, adapters: Adapters) -> Weights:
     """The weights with the adapters' products added, in float32, and rounded once."""
-    merged = {}
+    merged: dict[str, Matrix] = {}
     for module in adapters.a:
-        stored = getattr(weights.layers, module)
+        stored = weights.array(module)
         merged[module] = merged_matrix(adapters, module, stored).astype(stored.dtype)
-    return dataclasses.replace(weights, layers=dataclasses.replace(weights.layers, **merged))
+    return dataclasses.replace(weights, layers=weights.layers | merged)
 
 
 def merged_matrix(adapters: Adapters, module: str, stored: jax.Array, layer: int | None = None) -> jax.Array:
@@ -137,7 +137,7 @@ def over(weights: Weights, adapters: Adapters | None) -> Adapters | None:
     factors = {}
     for module, magnitudes in adapters.magnitudes.items():
         pair = adapters.scale * adapters.a[module], adapters.b[module]
-        factors[module] = magnitudes / _norms_of_sums(getattr(weights.layers, module), *jax.lax.stop_gradient(pair))
+        factors[module] = magnitudes / _norms_of_sums(weights.layers[module], *jax.lax.stop_gradient(pair))
     return FactoredAdapters(adapters.a, adapters.b, adapters.scale, factors=factors)
 
 
@@ -172,7 +172,7 @@ def merged_if_it_pays(weights: Weights, adapters: Adapters | None, rows: int) ->
     """
     if adapters is None or policies_of(adapters) > 1:
         return weights, over(weights, adapters)
-    matrices = [getattr(weights.layers, module) for module in adapters.a]
+    matrices = [weights.layers[module] for module in adapters.a]
     if all(isinstance(matrix, jax.Array) and adding_pays(rows, matrix) for matrix in matrices):
         return merge(weights, adapters), None
     return weights, over(weights, adapters)
@@ -257,5 +257,5 @@ def init_adapters(
     scale = scale_of(rank, alpha, use_rslora)
     if dora_over is None:
         return Adapters(a, b, scale)
-    magnitudes = {name: _norms_of_sums(getattr(dora_over.layers, name), a[name], b[name]) for name in a}
+    magnitudes = {name: _norms_of_sums(dora_over.layers[name], a[name], b[name]) for name in a}
     return DoraAdapters(a, b, scale, magnitudes=magnitudes)

@@ -40,7 +40,7 @@ def make_mesh(section: ModelSection, micro_batch: int | None = None) -> Mesh:
     Several processes must all have a part in it, so that it takes all of their devices.
     """
     sizes, there, processes = sizes_of(section.mesh_shape), jax.device_count(), jax.process_count()
-    parted = {key: getattr(section.architecture, key) for key in PARTED_BY_TP}
+    parted = {key: (section.architecture or {}).get(key, 1) for key in PARTED_BY_TP}
     if math.prod(sizes) > there or (processes > 1 and math.prod(sizes) != there):
         have = f"this machine has {there}" if processes == 1 else f"{processes} processes have {there}, and must use all"
         raise UserError(
@@ -131,7 +131,7 @@ def spec(names: tuple[str, ...], shape: tuple[int, ...], arch: Architecture, siz
     """
     blocks = names[-1:] in (("codes",), ("scales",))
     *_, holder, name = ("", "", *(names[:-1] if blocks else names))
-    cuts: tuple[Cut, ...] = (EVERYWHERE, None) if name == "embed_VD" else ()
+    cuts: tuple[Cut, ...] = (EVERYWHERE, None) if name in ("embed_VD", "head_VD") else ()
     if name in IN_OUT:
         into, out = IN_OUT[name]
         whole_heads = name not in ("k_proj", "v_proj") or arch.num_kv_heads % sizes["tp"] == 0

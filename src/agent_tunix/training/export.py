@@ -95,7 +95,7 @@ def _write_peft(folder: Path, checkpoint: Path, trained: Config, trainable: Trai
     if changed := loading.changed_base(trained):
         raise UserError(f"format=peft: the adapters sit on weights that {changed} has changed; use format=merged.")
     if _is_huggingface(checkpoint):
-        multimodal = safetensors.read_config(checkpoint)["model_type"] == "gemma3"
+        multimodal = "text_config" in safetensors.read_config(checkpoint)
     else:
         multimodal = len(next(iter(trainable.a.values()))) in WITH_VISION
     from_hub = is_remote(trained.model.weights) and not trained.model.weights.startswith(KAGGLE)
@@ -119,8 +119,9 @@ def _write_merged(folder: Path, checkpoint: Path, model: loading.Model, trainabl
     weights = model.weights if isinstance(trainable, Adapters) else trainable
 
     def tensor(name: str) -> jax.Array:
-        value, parts = stacked_tensor(weights, name).astype(jnp.float32), name.split(".")
-        if isinstance(trainable, Adapters) and parts[-2] in trainable.a:  # model.layers.<layer>.<block>.<module>.weight
+        value, parts = stacked_tensor(weights, model.arch, name).astype(jnp.float32), name.split(".")
+        # It is model.layers.<layer>.<block>.<module>.weight, or a bias, which no adapter changes.
+        if isinstance(trainable, Adapters) and parts[-1] == "weight" and parts[-2] in trainable.a:
             return merged_matrix(trainable, parts[-2], value.T, layer=int(parts[2])).T
         return value
 

@@ -9,15 +9,16 @@ import os
 import shlex
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from agent_tunix.config.commands import value_text
-from agent_tunix.config.load import read_saved, shipped_models, validate
-from agent_tunix.config.mesh_shape import sizes_of
+from agent_tunix.config.guidance import guidance_by_size
+from agent_tunix.config.load import read_saved, report, shipped_models, validate
+from agent_tunix.config.mesh_shape import PARTED_BY_TP, faults, sizes_of
 from agent_tunix.config.resumed import no_run
 from agent_tunix.config.schema import Config, ModelSection
 from agent_tunix.engine import cache_folder, compile_cache, device
@@ -26,10 +27,10 @@ from agent_tunix.engine.random_keys import Purpose, step_key
 from agent_tunix.engine.sampler import Sampling
 from agent_tunix.engine.update import evaluation_trainable, init_state
 from agent_tunix.errors import UserError
-from agent_tunix.models.architecture import Architecture, Weights
+from agent_tunix.models.architecture import Architecture, Weights, fields_of
 from agent_tunix.models.base import Model
-from agent_tunix.models.checkpoints.hub import find_checkpoint
-from agent_tunix.models.checkpoints.loading import open_weights, quantised, read_architecture, weight_shapes
+from agent_tunix.models.checkpoints.hub import find_checkpoint, is_remote
+from agent_tunix.models.checkpoints.loading import open_weights, parameters, quantised, read_architecture, weight_shapes
 from agent_tunix.models.checkpoints.peft import is_peft, named_base, read_adapters, settings_of
 from agent_tunix.models.lora import (
     ATTENTION,
@@ -43,10 +44,13 @@ from agent_tunix.models.lora import (
     strange_words,
     unadapted,
 )
+from agent_tunix.models.published import of_repository
 from agent_tunix.models.sharding import abstract, make_in_place, make_mesh, mesh_of_sizes, place
 from agent_tunix.models.tokenizer import Tokenizer, load_tokenizer
 from agent_tunix.training.data import Notice
 from agent_tunix.types import TrainState
+
+C = TypeVar("C", bound=Config)
 
 
 def start_device(notice: Notice) -> None:
@@ -145,12 +149,59 @@ def load_trained_model(trained: Config, notice: Notice) -> Model:
     return load_model(trained, mesh_of_sizes())
 
 
-def fitting_checkpoint(section: ModelSection) -> tuple[Path, Architecture]:
-    """The checkpoint that a configuration names, and its architecture, which must be the one described."""
-    checkpoint = find_checkpoint(section.weights)
-    arch = read_architecture(checkpoint, architecture(section), section.model_family)
+def described(cfg: C) -> C:
+    """The configuration with what its model is, where its files leave that to the checkpoint: family, numbers, guidance."""
+    section = cfg.model
+    arch = known_architecture(section)
+    if arch is None:  # the weights are yet to be downloaded
+        arch = _fitting(section, find_checkpoint(section.weights))
+    known: dict[str, Any] = {"model_family": arch.family, "architecture": arch.numbers()}
+    if section.guidance is None or section.model_size is None:
+        shipped = next((model for model in shipped_models() if of_shipped(model) == arch), None)
+        of_size = guidance_by_size(parameters(arch))
+        known["guidance"] = section.guidance or (shipped and shipped.guidance) or of_size
+        known["model_size"] = section.model_size or (shipped and shipped.model_size) or _size(parameters(arch))
+    parted = {key: known["architecture"][key] for key in PARTED_BY_TP}
+    micro_batch = cfg.training.micro_batch_size if type(cfg) is Config else None
+    if wrong := list(faults(sizes_of(section.mesh_shape), parted, micro_batch)):
+        raise UserError(report(wrong))
+    return cfg.model_copy(update={"model": section.model_copy(update=known)})
+
+
+def described_architecture(section: ModelSection) -> Architecture:
+    """The architecture of a section that is `described`."""
+    return Architecture(**_given(section))
+
+
+def known_architecture(section: ModelSection) -> Architecture | None:
+    """The architecture of weights that are here or published; None for those that are out of reach, or unknown."""
+    if not is_remote(section.weights):
+        return _fitting(section, find_checkpoint(section.weights))
+    if (arch := of_repository(section.weights)) is not None:
+        _check_architecture(section, arch, f"model.weights={section.weights}")
+        return arch
+    numbers = section.architecture or {}
+    return Architecture(**fields_of(numbers)) if "norm_eps" in numbers else None  # as earlier runs recorded all of them
+
+
+def _fitting(section: ModelSection, checkpoint: Path) -> Architecture:
+    """The architecture of a checkpoint, which must be the one that the configuration gives, as far as it gives one."""
+    arch = read_architecture(checkpoint, _given(section), section.model_family)
     _check_architecture(section, arch, f"model.weights={section.weights}")
-    return checkpoint, arch
+    return arch
+
+
+def _given(section: ModelSection) -> dict[str, Any]:
+    try:
+        return fields_of(section.architecture or {})
+    except (ValueError, TypeError) as fault:
+        raise UserError(f"model.architecture: {fault}.") from fault
+
+
+def fitting_checkpoint(section: ModelSection) -> tuple[Path, Architecture]:
+    """The checkpoint that a configuration names, and its architecture."""
+    checkpoint = find_checkpoint(section.weights)
+    return checkpoint, _fitting(section, checkpoint)
 
 
 def _open_checkpoint(section: ModelSection, mesh: Mesh) -> Model:
@@ -159,28 +210,20 @@ def _open_checkpoint(section: ModelSection, mesh: Mesh) -> Model:
     return Model(arch, load_tokenizer(checkpoint), weight_shapes(*held), open_weights(checkpoint, *held))
 
 
-def architecture(section: ModelSection) -> Architecture:
-    """The architecture that the configuration describes."""
-    numbers = section.architecture.model_dump()
-    scalar = numbers.pop("query_pre_attn_scalar")
-    return Architecture(**numbers, query_scale=scalar**-0.5)
+def usual_dtype(arch: Architecture) -> str:
+    """The type in which `conf/model` holds a model of that architecture."""
+    return next((model.dtype for model in shipped_models() if of_shipped(model) == arch), "bfloat16")
 
 
-def shipped_model(checkpoint: Path) -> tuple[Architecture, str]:
-    """The architecture of a checkpoint by its own account, and the type in which `conf/model` holds a model of it.
+def of_shipped(model: ModelSection) -> Architecture | None:
+    """The architecture of a model that `conf/model` names."""
+    remote = is_remote(model.weights)
+    return of_repository(model.weights) if remote else read_architecture(find_checkpoint(model.weights), {})
 
-    Files that leave out what another program has in its code are known by those that `conf/model` describes.
-    """
-    for described in shipped_models():
-        arch = read_architecture(checkpoint, architecture(described), described.model_family)
-        if not _differing(described, arch):
-            return arch, described.dtype
-    if (checkpoint / "config.json").exists():
-        return read_architecture(checkpoint, arch), "bfloat16"
-    raise UserError(
-        f"{checkpoint} does not record its whole architecture, and is none of the models that conf/model describes.\n"
-        "Give the same model as Hugging Face has it, a folder with config.json."
-    )
+
+def _size(parameters: int) -> str:
+    """A number of parameters as people say it, as in 135m or 1.5b."""
+    return f"{parameters / 1e6:.0f}m" if parameters < 1e9 else f"{parameters / 1e9:.1f}b"
 
 
 def _check_architecture(section: ModelSection, found: Architecture, source: str) -> None:
@@ -188,17 +231,23 @@ def _check_architecture(section: ModelSection, found: Architecture, source: str)
         raise UserError(
             f"{source} is not the model that model.architecture describes:\n  "
             + "\n  ".join(differing)
-            + "\nChoose the model group that fits the checkpoint, as in model=gemma3_1b, or set these keys."
+            + "\nLeave these keys out, or give the weights that they describe."
         )
 
 
 def _differing(section: ModelSection, found: Architecture) -> list[str]:
     """The numbers in which a checkpoint is not what a configuration describes."""
-    numbers = dataclasses.asdict(found) | {"query_pre_attn_scalar": round(found.query_scale**-2, 6)}
+    numbers, given = found.numbers(), section.architecture or {}
+    _given(section)  # refuses names that there are not
+
+    def same(name: str, value: Any) -> bool:
+        numeric = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (value, numbers[name]))
+        return math.isclose(numbers[name], value) if numeric else numbers[name] == value
+
     return [
         f"{name}: {numbers[name]} in the checkpoint, {value} in the configuration"
-        for name, value in section.architecture.model_dump().items()
-        if not math.isclose(numbers[name], value)
+        for name, value in given.items()
+        if not same(name, value)
     ]
 
 

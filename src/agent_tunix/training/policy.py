@@ -26,7 +26,7 @@ from agent_tunix.models.architecture import Architecture
 from agent_tunix.models.base import Model
 from agent_tunix.models.chat import Message
 from agent_tunix.models.checkpoints.hub import find_checkpoint
-from agent_tunix.models.checkpoints.loading import open_weights, weight_shapes
+from agent_tunix.models.checkpoints.loading import open_weights, read_architecture, weight_shapes
 from agent_tunix.models.checkpoints.peft import base_of, is_peft, read_adapters
 from agent_tunix.models.lora import Trainable
 from agent_tunix.models.sharding import mesh_of_sizes, place
@@ -256,8 +256,8 @@ def _of_run(folder: str, weights: str | None, dtype: str | None, step: int | Non
 def _open(weights: str, dtype: str | None) -> Model:
     """A checkpoint as it describes itself, on one device."""
     checkpoint = find_checkpoint(weights)
-    arch, usual = loading.shipped_model(checkpoint)
-    held = arch, jnp.dtype(dtype or usual), mesh_of_sizes(), None
+    arch = read_architecture(checkpoint, {})
+    held = arch, jnp.dtype(dtype or loading.usual_dtype(arch)), mesh_of_sizes(), None
     return Model(arch, load_tokenizer(checkpoint), weight_shapes(*held), open_weights(checkpoint, *held))
 
 

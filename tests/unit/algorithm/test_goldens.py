@@ -75,7 +75,7 @@ def test_loss_and_gradient_are_trls(goldens):
         for name, (field, layer) in FIELDS.items():
             expected = golden[name][index]
             assert np.abs(expected).max() > 1e-4
-            np.testing.assert_allclose(getattr(gradient.layers, field)[layer].T, expected, rtol=1e-3, atol=1e-6)
+            np.testing.assert_allclose(gradient.layers[field][layer].T, expected, rtol=1e-3, atol=1e-6)
 
 
 def test_every_objective_of_trl_has_its_loss_and_its_gradient(goldens):

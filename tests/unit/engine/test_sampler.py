@@ -94,8 +94,8 @@ def test_greedy_decoding_follows_the_argmax_of_the_full_forward_pass(draw, weigh
 
     @jax.jit
     def logits(tokens_BT, positions_BT):
-        hidden_BTD, _ = sampler.gemma3.forward(weights, adapters, arch, tokens_BT, positions_BT)
-        return sampler.gemma3.unembed(weights, hidden_BTD)
+        hidden_BTD, _ = sampler.transformer.forward(weights, adapters, arch, tokens_BT, positions_BT)
+        return sampler.transformer.unembed(weights, hidden_BTD)
 
     best = np.asarray(logits(tokens_BT, positions_BT))[:, 7:-1, 1:].argmax(axis=-1) + 1
     mask = np.asarray(rollouts.mask_BC)
@@ -114,13 +114,13 @@ def test_the_group_of_a_prompt_does_not_depend_on_its_neighbours(draw, prompts, 
 def test_the_loop_stops_when_all_have_ended(weights, prompts, arch, monkeypatch):
     """A pass over the model counts itself; when the first token ends every sequence, no pass follows the prompt's."""
     passes = []
-    forward = sampler.gemma3.forward
+    forward = sampler.transformer.forward
 
     def counted(*args, **kwargs):
         jax.debug.callback(lambda: passes.append(1))
         return forward(*args, **kwargs)
 
-    monkeypatch.setattr(sampler.gemma3, "forward", counted)
+    monkeypatch.setattr(sampler.transformer, "forward", counted)
     greedy = jax.jit(partial(sample.__wrapped__, arch=arch, sampling=with_(greedy=True, end_ids=(1,))))
 
     def count(weights) -> tuple[int, bool]:

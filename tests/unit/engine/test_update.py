@@ -120,7 +120,7 @@ def test_groups_that_share_a_padded_prompt_learn_as_sequences_read_apart_in_one_
     tokens_BT, positions_BT = np.hstack([shared.tokens_PS, batch.tokens_BC]), np.hstack([shared.positions_PS, at])
 
     def loss(adapters):
-        hidden_BTD, _ = update_module.gemma3.forward(weights, adapters, arch, tokens_BT, positions_BT)
+        hidden_BTD, _ = update_module.transformer.forward(weights, adapters, arch, tokens_BT, positions_BT)
         logprobs_BCV = jax.nn.log_softmax(hidden_BTD[:, 7:-1] @ weights.embed_VD.T / TEMPERATURE)
         logprobs_BC = jnp.take_along_axis(logprobs_BCV, batch.tokens_BC[..., None], axis=-1)[..., 0]
         entropy_BC = -(jnp.exp(logprobs_BCV) * logprobs_BCV).sum(axis=-1)

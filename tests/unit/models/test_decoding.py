@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from agent_tunix.kernels import decode_attention, device
-from agent_tunix.models import decoding, lora
+from agent_tunix.models import decoding, lora, transformer
 from agent_tunix.models.checkpoints.loading import init_weights
-from agent_tunix.models.families import gemma3
 from agent_tunix.models.lora import Adapters
 from agent_tunix.types import Prompts
 
@@ -67,7 +66,7 @@ def token_by_token(weights, arch):
     def read_all(way, adapters, prompts: Prompts, tokens_BC: jax.Array, **options) -> np.ndarray:
         @jax.jit
         def hidden(adapters, prompts, tokens_BC):
-            _, prompt = gemma3.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
+            _, prompt = transformer.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
             written, read = way(weights, adapters, arch, prompt, GROUP, STEPS, **options)
 
             def next_token(written, of_slot):
@@ -97,9 +96,9 @@ def at_once(weights, arch, members, everyones, completions):
     @jax.jit
     def read():
         adapters = lora.stack(members)
-        _, prompt = gemma3.forward(weights, adapters, arch, everyones.tokens_PS, everyones.positions_PS)
+        _, prompt = transformer.forward(weights, adapters, arch, everyones.tokens_PS, everyones.positions_PS)
         positions_BC = jnp.repeat(everyones.positions_PS[:, -1:] + 1, GROUP, axis=0) + jnp.arange(STEPS)
-        return gemma3.forward(weights, adapters, arch, completions, positions_BC, (prompt,))[0]
+        return transformer.forward(weights, adapters, arch, completions, positions_BC, (prompt,))[0]
 
     return read
 
@@ -137,7 +136,7 @@ def test_an_adapter_that_rounding_would_swallow_is_kept(weights, members):
     base = jax.tree.map(lambda w: w.astype(jnp.bfloat16), weights)
     product = decoding._product(base, tiny, ("q_proj",), sharing=1, rank=32)
     base_rows, a_rows = jnp.split(product.rows_UE, [product.parts[0]], axis=1)
-    np.testing.assert_array_equal(base_rows, base.layers.q_proj.swapaxes(1, 2))
+    np.testing.assert_array_equal(base_rows, base.layers["q_proj"].swapaxes(1, 2))
     carried = product.b_MUr[:, 0].astype(jnp.float32) @ a_rows.astype(jnp.float32)
     want = jnp.matmul(*tiny.by_module()["q_proj"], precision="highest").swapaxes(1, 2)
     assert np.abs(carried - want).max() < 0.02 * np.abs(want).max()
@@ -159,13 +158,13 @@ def test_kernels_read_layers_for_which_a_device_has_room_twice(missing, monkeypa
     assert decoding._takes_kernels(weights) is not bool(missing)
 
 
-ODD_HEADS = ("model.architecture.num_heads=6", "model.architecture.num_kv_heads=2")
+ODD_HEADS = {"num_heads": 6, "num_kv_heads": 2}
 
 
 @pytest.mark.parametrize(
-    ("size", "policies", "overrides"),
-    [(size, 1, ()) for size in ("270m", "1b", "4b", "27b")] + [("270m", 8, ()), ("12b", 2, ()), ("270m", 1, ODD_HEADS)],
+    ("size", "policies", "changes"),
+    [(size, 1, {}) for size in ("270m", "1b", "4b", "27b")] + [("270m", 8, {}), ("12b", 2, {}), ("270m", 1, ODD_HEADS)],
 )
-def test_a_gpu_can_be_given_the_kernels(size, policies, overrides, shipped, reading_for_gpu):
-    few_layers = dataclasses.replace(shipped(size, *overrides), num_layers=6)
+def test_a_gpu_can_be_given_the_kernels(size, policies, changes, shipped, reading_for_gpu):
+    few_layers = dataclasses.replace(shipped(size), num_layers=6, **changes)
     assert "xla.gpu.triton" in reading_for_gpu(decoding._by_kernels, few_layers, policies)

@@ -32,11 +32,11 @@ PLAIN = Sampling(top_k=None, top_p=1.0, max_steps=6, num_generations=4, end_ids=
 
 
 def matrix(weights, module):
-    return getattr(weights.layers, module)
+    return weights.layers[module]
 
 
 def with_matrices(weights, **matrices):
-    return dataclasses.replace(weights, layers=dataclasses.replace(weights.layers, **matrices))
+    return dataclasses.replace(weights, layers=weights.layers | matrices)
 
 
 @pytest.fixture(scope="module")

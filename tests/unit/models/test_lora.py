@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agent_tunix.models.families.gemma3 import forward
 from agent_tunix.models.lora import (
     ATTENTION,
     FEED_FORWARD,
@@ -24,6 +23,7 @@ from agent_tunix.models.lora import (
     unadapted,
 )
 from agent_tunix.models.quantization import Quantised
+from agent_tunix.models.transformer import forward
 
 
 @partial(jax.jit, static_argnames="arch")
@@ -63,12 +63,10 @@ def test_drawing_all_modules_at_once_gives_each_what_it_would_draw_by_itself(fre
 
 def test_adapters_equal_the_base_with_their_product_added(weights, adapters, arch, prompts):
     merged = {
-        module: getattr(weights.layers, module)
-        + adapters.scale * jnp.einsum("lir,lro->lio", adapters.a[module], adapters.b[module])
+        module: weights.array(module) + adapters.scale * jnp.einsum("lir,lro->lio", adapters.a[module], adapters.b[module])
         for module in ATTENTION + FEED_FORWARD
     }
-    layers = type(weights.layers)(**{**vars(weights.layers), **merged})
-    want = hidden(type(weights)(weights.embed_VD, layers, weights.final_norm_D), None, arch, prompts)
+    want = hidden(dataclasses.replace(weights, layers=weights.layers | merged), None, arch, prompts)
     seen = np.asarray(prompts.positions_PS) >= 0
     np.testing.assert_allclose(hidden(weights, adapters, arch, prompts)[seen], want[seen], rtol=1e-3, atol=2e-5)
 
@@ -82,7 +80,7 @@ def test_a_policy_that_reads_many_rows_is_merged_and_is_the_same_policy(weights,
 
 def test_what_reads_few_rows_or_is_several_policies_or_is_quantised_stays_apart(weights, adapters):
     matrices = {module: Quantised(jnp.zeros(1), jnp.zeros(1)) for module in ATTENTION + FEED_FORWARD}
-    quantised = dataclasses.replace(weights, layers=dataclasses.replace(weights.layers, **matrices))
+    quantised = dataclasses.replace(weights, layers=weights.layers | matrices)
     for base, policy_, rows in [
         (weights, adapters, 1),
         (weights, stack([adapters, adapters]), 1000),

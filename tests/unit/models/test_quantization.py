@@ -103,8 +103,8 @@ def wide(arch):
 def test_loss_and_gradient_are_those_of_the_matrices_that_the_codes_stand_for(kind, wide, prompts):
     plain = init_weights(jax.random.key(0), wide)
     held = quantised(plain, kind)
-    matrices = {m: dequantise(getattr(held.layers, m), jnp.float32) for m in ATTENTION + FEED_FORWARD}
-    spelt_out = dataclasses.replace(plain, layers=dataclasses.replace(plain.layers, **matrices))
+    matrices = {m: dequantise(held.layers[m], jnp.float32) for m in ATTENTION + FEED_FORWARD}
+    spelt_out = dataclasses.replace(plain, layers=plain.layers | matrices)
     adapters = init_adapters(jax.random.key(1), wide, ATTENTION + FEED_FORWARD, 2, 4.0)
     adapters = jax.tree.map(lambda x: x + 0.05, adapters)
     tokens = jnp.asarray(np.random.default_rng(0).integers(3, 40, (6, 5)))
@@ -126,5 +126,5 @@ def test_kernels_leave_a_quantised_base_alone(wide, monkeypatch):
     monkeypatch.setattr(device, "capability", lambda: device.HOPPER)
     plain = init_weights(jax.random.key(0), wide, jnp.bfloat16)
     assert decoding._takes_kernels(plain)
-    assert isinstance(quantised(plain, "int8").layers.up_proj, Quantised)
+    assert isinstance(quantised(plain, "int8").layers["up_proj"], Quantised)
     assert not decoding._takes_kernels(quantised(plain, "int8"))

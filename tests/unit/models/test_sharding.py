@@ -44,11 +44,11 @@ def test_the_table(arch, weights, adapters):
         for path, (shape, spec) in found.items()
     }
     for name in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
-        assert cuts[f".layers.{name}"] == ("", "fsdp", "tp")
+        assert cuts[f".layers['{name}']"] == ("", "fsdp", "tp")
         assert cuts[f".a['{name}']"] == ("", "fsdp", "")
         assert cuts[f".b['{name}']"] == ("", "", "tp")
     for name in ("o_proj", "down_proj"):
-        assert cuts[f".layers.{name}"] == ("", "tp", "fsdp")
+        assert cuts[f".layers['{name}']"] == ("", "tp", "fsdp")
         assert cuts[f".a['{name}']"] == ("", "tp", "")
         assert cuts[f".b['{name}']"] == ("", "", "fsdp")
     assert cuts[".embed_VD"] == ("tp+fsdp", "")

@@ -11,9 +11,9 @@ import agent_tunix
 from agent_tunix.engine.sampler import Draw, Sampling, sample
 from agent_tunix.environments.stream import left_pad
 from agent_tunix.errors import UserError
+from agent_tunix.models import transformer
 from agent_tunix.models.checkpoints.hub import find_checkpoint
-from agent_tunix.models.checkpoints.loading import load_weights, save_weights
-from agent_tunix.models.families import gemma3
+from agent_tunix.models.checkpoints.loading import load_weights, read_architecture, save_weights
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.training import loading
 from agent_tunix.training.policy import WIDTH
@@ -39,10 +39,10 @@ def by_hand(policy):
 def test_logits_are_those_of_the_models_forward_pass(policy, by_hand):
     weights, _ = by_hand
     ids = policy.encode(CHAT.prompt(QUESTIONS[0]))
-    hidden, _ = gemma3.forward(weights, None, policy.architecture, jnp.array([ids]), jnp.arange(len(ids))[None])
+    hidden, _ = transformer.forward(weights, None, policy.architecture, jnp.array([ids]), jnp.arange(len(ids))[None])
     found = policy.logits(ids)
     assert (found.shape, found.dtype) == ((len(ids), policy.architecture.vocab_size), np.float32)
-    np.testing.assert_allclose(found, gemma3.unembed(weights, hidden)[0], atol=1e-4)
+    np.testing.assert_allclose(found, transformer.unembed(weights, hidden)[0], atol=1e-4)
 
 
 def test_several_texts_have_the_logits_that_each_has_alone(policy):
@@ -113,6 +113,6 @@ def test_what_cannot_be_answered_is_refused(policy, call, said):
 
 def test_a_checkpoint_of_another_size_than_any_that_is_shipped_says_what_it_is(arch, weights, tmp_path):
     save_weights(tmp_path, weights, arch, jnp.dtype("float32"))
-    found, dtype = loading.shipped_model(tmp_path)
-    assert (found, dtype) == (arch, "bfloat16")
-    assert loading.shipped_model(find_checkpoint("package:tiny"))[1] == "float32"
+    assert read_architecture(tmp_path, {}) == arch
+    assert loading.usual_dtype(arch) == "bfloat16"
+    assert loading.usual_dtype(read_architecture(find_checkpoint("package:tiny"), {})) == "float32"

@@ -26,6 +26,7 @@ from agent_tunix.algorithm import optimizers
 from agent_tunix.algorithm.logprobs import LOGITS_BUDGET, odds_rows
 from agent_tunix.kernels.mesh import EVERYWHERE, fitting, share
 from agent_tunix.models.architecture import Architecture
+from agent_tunix.models.checkpoints.loading import parameters
 from agent_tunix.models.decoding import layout_fits
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, module_shape
 from agent_tunix.models.quantization import BLOCK, BYTES, BaseDtype
@@ -89,12 +90,6 @@ class Shapes:
         return share(fitting((EVERYWHERE,), (self.arch.vocab_size,), self.mesh), self.mesh)
 
 
-def base_parameters(arch: Architecture) -> int:
-    matrices = sum(a * b for a, b in (module_shape(arch, module) for module in ATTENTION + FEED_FORWARD))
-    norms = 4 * arch.embed_dim + 2 * arch.head_dim
-    return arch.vocab_size * arch.embed_dim + arch.num_layers * (matrices + norms) + arch.embed_dim
-
-
 def adapter_parameters(s: Shapes) -> int:
     return sum(math.prod(shape) for shape in _adapters(s).values())
 
@@ -102,9 +97,14 @@ def adapter_parameters(s: Shapes) -> int:
 def held_base(s: Shapes) -> float:
     """Of the base's parameters, those that one device holds."""
     arch = s.arch
-    embedding: Named = {("embed_VD",): (arch.vocab_size, arch.embed_dim)}
-    cut = sum(math.prod(shape) for shape in (embedding | _matrices(s)).values())
-    return base_parameters(arch) - cut + _held(s, embedding) + _held(s, _matrices(s))
+    cut = sum(math.prod(shape) for shape in (_vocabulary(arch) | _matrices(s)).values())
+    return parameters(arch) - cut + _held(s, _vocabulary(arch)) + _held(s, _matrices(s))
+
+
+def _vocabulary(arch: Architecture) -> Named:
+    """The embedding, and the head where it is another matrix."""
+    names = ("embed_VD",) if arch.tied else ("embed_VD", "head_VD")
+    return {(name,): (arch.vocab_size, arch.embed_dim) for name in names}
 
 
 def _matrices(s: Shapes) -> Named:
@@ -138,7 +138,7 @@ def _adapters(s: Shapes) -> Named:
 
 def moments(s: Shapes) -> float:
     """Numbers that the optimizer keeps for each that it trains: two for AdamW, next to none for Adafactor's matrices."""
-    trained = _adapters(s) if s.lora_rank else {("embed_VD",): (s.arch.vocab_size, s.arch.embed_dim)} | _matrices(s)
+    trained = _adapters(s) if s.lora_rank else _vocabulary(s.arch) | _matrices(s)
     return _kept_by(s.optimizer, tuple(trained.values()))
 
 
@@ -198,7 +198,8 @@ def _sampling(s: Shapes, prompts: int, sequences: int) -> float:
 
 
 def _layers(s: Shapes) -> float:
-    return (base_parameters(s.arch) - s.arch.vocab_size * s.arch.embed_dim) * s.bytes_per_weight
+    vocabulary = sum(math.prod(shape) for shape in _vocabulary(s.arch).values())
+    return (parameters(s.arch) - vocabulary) * s.bytes_per_weight
 
 
 def _cache(s: Shapes, prompts: int, sequences: int) -> float:
@@ -255,7 +256,7 @@ def _orthogonalised(s: Shapes) -> float:
 
 
 def _embedding_gradients(s: Shapes) -> float:
-    return EMBEDDING_GRADIENTS * s.arch.vocab_size * s.vocabulary_share * s.arch.embed_dim * FLOAT32
+    return EMBEDDING_GRADIENTS * _held(s, _vocabulary(s.arch)) * FLOAT32
 
 
 def _chunk(s: Shapes) -> float:

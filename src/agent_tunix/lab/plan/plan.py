@@ -33,7 +33,7 @@ from agent_tunix.lab.plan import memory
 from agent_tunix.lab.plan.plot import as_svg, in_characters
 from agent_tunix.models.architecture import Architecture
 from agent_tunix.models.checkpoints.hub import is_remote
-from agent_tunix.models.checkpoints.loading import open_tensors
+from agent_tunix.models.checkpoints.loading import open_tensors, parameters
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.training import loading
 from agent_tunix.training.data import load_splits, load_task, refuse_unknown_tokens, with_demonstrations
@@ -122,7 +122,7 @@ def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]
 
 
 def shapes(cfg: Config, width: int) -> memory.Shapes:
-    arch, (fsdp, tp) = loading.architecture(cfg.model), sizes_of(cfg.model.mesh_shape)
+    arch, (fsdp, tp) = loading.described_architecture(cfg.model), sizes_of(cfg.model.mesh_shape)
     supervised = cfg.training.method == "supervised"
     return memory.Shapes(
         arch=arch,
@@ -208,7 +208,7 @@ def card() -> tuple[str, float]:
 
 
 def _parameters(cfg: Config, shapes: memory.Shapes) -> Record:
-    total = memory.base_parameters(shapes.arch)
+    total = parameters(shapes.arch)
     adapters = memory.adapter_parameters(shapes)
     return {"total": total + adapters, "trainable": adapters if cfg.model.lora_rank else total}
 

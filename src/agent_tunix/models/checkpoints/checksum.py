@@ -57,4 +57,7 @@ def finite(weights: Weights) -> Weights:
         return jnp.isfinite(numbers).all(axis=tuple(range(1, numbers.ndim)))
 
     layers = jax.tree.map(by_layer, weights.layers, is_leaf=lambda x: isinstance(x, Quantised))
-    return Weights(jnp.isfinite(weights.embed_VD).all(), layers, jnp.isfinite(weights.final_norm_D).all())
+    embed, norm, head = (
+        None if x is None else jnp.isfinite(x).all() for x in (weights.embed_VD, weights.final_norm_D, weights.head_VD)
+    )
+    return Weights(embed, layers, norm, head)  # type: ignore[arg-type]  # only a head may be none

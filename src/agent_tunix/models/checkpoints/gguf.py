@@ -1,14 +1,15 @@
 """GGUF files, llama.cpp's format: weights, often quantised, with numbers and tokenizer in one file.
 
-Their conventions differ from Hugging Face's: tensors have other names, and norms are stored with 1 added, which Gemma's code
-would add. Numbers that llama.cpp has in its code rather than in the file come from `conf/model`.
+Their conventions differ from Hugging Face's: tensors have other names; norms that are stored as departures from one have it
+added; and in files of Llama's kind the rows of queries and keys are in another order. Numbers that llama.cpp has in its code
+rather than in the file are as the family has them.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
@@ -18,27 +19,32 @@ import numpy as np
 
 from agent_tunix.errors import UserError, reading
 from agent_tunix.models.architecture import Architecture
-from agent_tunix.models.checkpoints.safetensors import numeric
+from agent_tunix.models.checkpoints.safetensors import EMBEDDING, FINAL_NORM, HEAD, numeric
+from agent_tunix.models.families.table import FAMILIES
+from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, huggingface_name
 
 BLOCK_ELEMENTS = 2**24  # dequantised at once, so that a large embedding never exists whole in float32
 JOINED = 64  # rows that are dequantised as one where they divide: the library takes 16 at a time, however short
-TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
-MODULES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "post_ffw_norm": "post_feedforward_layernorm",
+STORED_EMBEDDING, STORED_HEAD, STORED_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+TOP = {STORED_EMBEDDING: EMBEDDING, "output_norm.weight": FINAL_NORM, STORED_HEAD: HEAD}
+STORED_FIELDS = {  # what a layer's tensors are called in the file, by our fields
+    "input_norm": "attn_norm",
+    "q_proj": "attn_q",
+    "k_proj": "attn_k",
+    "v_proj": "attn_v",
+    "o_proj": "attn_output",
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
+    "post_attention_norm": "post_attention_norm",
+    "pre_feedforward_norm": "ffn_norm",
+    "gate_proj": "ffn_gate",
+    "up_proj": "ffn_up",
+    "down_proj": "ffn_down",
+    "post_feedforward_norm": "post_ffw_norm",
 }
-# Fields of Architecture, and the keys under `gemma3.` that hold them.
+FIELDS = {inner: field for field, inner in STORED_FIELDS.items()}
+IN_LAYERS = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
+# Fields of Architecture, and the keys under the family's name that hold them.
 NUMBERS = {
     "num_layers": "block_count",
     "embed_dim": "embedding_length",
@@ -56,19 +62,49 @@ NUMBERS = {
 class GgufFile:
     """The tensors of a .gguf file, dequantised, under Hugging Face's names."""
 
-    def __init__(self, path: Path, family: str = "gemma3"):
+    def __init__(self, path: Path, family: str | None = None):
         self._path, self._header = path, _open(path)
         with _reading(path):
             kind = self._field("general.architecture")
-        if kind != family:
-            raise UserError(f"{path} holds a model of type {kind!s:.80}; only {family} can be trained.")
-        self._tensors = {_huggingface_name(stored): tensor for stored, tensor in self._header.tensors.items()}
+        if kind not in FAMILIES or family not in (None, kind):
+            raise UserError(
+                f"{path} holds a model of type {kind!s:.80}; only {family or ', '.join(FAMILIES)} can be trained."
+            )
+        self.family = FAMILIES[kind]
+        with _reading(path):
+            self._tensors = self._named()
         self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+
+    def _named(self) -> dict[str, Any]:
+        """The tensors by Hugging Face's names; one that has none there keeps its own, and is refused by that."""
+        stored = dict(self._header.tensors)
+        stored.pop(STORED_FACTORS, None)
+        if self._tied():
+            stored.pop(STORED_HEAD, None)
+        return {self._huggingface_name(name): tensor for name, tensor in stored.items()}
+
+    def _huggingface_name(self, stored: str) -> str:
+        match, norms = IN_LAYERS.fullmatch(stored), self.family.norms
+        field = FIELDS.get(match[2], "") if match else ""
+        if match and field in norms and match[3] == "weight":
+            return f"model.layers.{match[1]}.{norms[field][0]}.weight"
+        if match and field in ATTENTION + FEED_FORWARD:
+            return f"{huggingface_name(int(match[1]), field)}.{match[3]}"
+        return TOP.get(stored, stored)
+
+    def _tied(self) -> bool:
+        """Whether the embedding is the head, which may be stored a second time."""
+        head, embedding = (self._header.tensors.get(name) for name in (STORED_HEAD, STORED_EMBEDDING))
+        if head is None or embedding is None:
+            return True
+        (kind, shape, rows), (other, _, others) = head, embedding
+        return kind == other and shape == embedding.shape and np.array_equal(rows, others)
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         import gguf
 
         kind, shape, rows = self._tensors[name]
+        added = self.family.norm_offset if name.endswith("norm.weight") else 0.0
         with _reading(self._path):
             out = np.empty((len(rows), shape[-1]), dtype)
             step = max(1, BLOCK_ELEMENTS // out.shape[1])
@@ -77,28 +113,52 @@ class GgufFile:
                     few = rows[start : start + step]
                     long = few.reshape(len(few) // math.gcd(len(few), JOINED), -1)
                     block = gguf.dequantize(long, kind).reshape(len(few), -1)
-                    out[start : start + step] = block - 1 if name.endswith("norm.weight") else block
+                    out[start : start + step] = block - added if added else block
             except NotImplementedError as fault:
                 raise UserError(f"{self._path}: tensor {name} is quantised as {kind.name}, which cannot be read.") from fault
-            return out.reshape(shape)
+            return self._in_order(name, out.reshape(shape))
 
-    def architecture(self, described: Architecture) -> Architecture:
-        """The numbers that the file gives; those it leaves to llama.cpp's code as described."""
+    def _in_order(self, name: str, tensor: np.ndarray) -> np.ndarray:
+        """Queries and keys with the halves that RoPE rotates apart, where the file has each pair side by side."""
+        counts = {"q_proj": "attention.head_count", "k_proj": "attention.head_count_kv"}
+        module = name.split(".")[-2]
+        if not self.family.gguf_turns_heads or module not in counts:
+            return tensor
+        heads = self._number(counts[module])
+        return tensor.reshape(heads, -1, 2, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
+
+    def architecture(self, given: Mapping[str, Any]) -> Architecture:
+        """The numbers that the file gives; those that it leaves to llama.cpp's code as given, or as the family has them."""
         with _reading(self._path):
             self._check_supported()
-            found = {name: self._field(f"gemma3.{key}") for name, key in NUMBERS.items()}
-            found["vocab_size"] = self.shapes.get("model.embed_tokens.weight", (None,))[0]
-            scaled = self._field("gemma3.rope.scaling.type") != "none"
-            found["rope_global_factor"] = (self._field("gemma3.rope.scaling.factor") if scaled else None) or 1.0
-            given = {name: value for name, value in found.items() if value is not None}
-            return numeric(dataclasses.replace(described, **given))
+            found = {name: self._field(self._key(key)) for name, key in NUMBERS.items()}
+            found["vocab_size"] = self.shapes.get(EMBEDDING, (None,))[0]
+            scaled = self._field(self._key("rope.scaling.type")) != "none"
+            found["rope_global_factor"] = (self._field(self._key("rope.scaling.factor")) if scaled else None) or 1.0
+            if (factors := self._header.tensors.get(STORED_FACTORS)) is not None:
+                found["rope_factors"] = tuple(_numbers(factors).tolist())
+            biased = [m for m in ATTENTION + FEED_FORWARD if f"{huggingface_name(0, m)}.bias" in self.shapes]
+            found["biases"], found["tied"] = tuple(biased) or None, HEAD not in self.shapes
+            recorded = {name: value for name, value in found.items() if value is not None}
+            return numeric(self.family.completed({**given, **recorded}))
+
+    def _key(self, key: str) -> str:
+        return f"{self.family.name}.{key}"
+
+    def _number(self, key: str) -> int:
+        found = self._field(self._key(key))
+        if not isinstance(found, int):
+            raise TypeError(f"{self._key(key)} is {found!r}")
+        return found
 
     def _check_supported(self) -> None:
         """Refuses what this implementation has no code for."""
-        if (scaling := self._field("gemma3.rope.scaling.type")) not in (None, "none", "linear"):
+        if (scaling := self._field(self._key("rope.scaling.type"))) not in (None, "none", "linear"):
             raise UserError(f"{self._path}: RoPE of type {scaling!s:.80} is not supported.")
+        if experts := self._field(self._key("expert_count")):
+            raise UserError(f"{self._path} holds a mixture of {experts!s:.80} experts; only dense models can be trained.")
         for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-            if found := self._field(f"gemma3.{key}"):
+            if found := self._field(self._key(key)):
                 shown = f"{found:g}" if isinstance(found, float) else found
                 raise UserError(f"{self._path}: {key} is {shown!s:.80}; only models without it are supported.")
 
@@ -109,6 +169,13 @@ class GgufFile:
 def header_field(path: Path, key: str) -> Any:
     """What a file says of itself under a key; None where it says nothing."""
     return _decoded(_open(path).fields.get(key))
+
+
+def _numbers(tensor: Any) -> np.ndarray:
+    """A small tensor, dequantised, as one row."""
+    import gguf
+
+    return gguf.dequantize(tensor.rows, tensor.kind).reshape(-1)
 
 
 def _decoded(value: Any) -> Any:
@@ -131,10 +198,3 @@ def _open(path: Path) -> Any:
 
 def _reading(path: Path) -> AbstractContextManager[None]:
     return reading(path, "delete it and download it again")
-
-
-def _huggingface_name(stored: str) -> str:
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", stored)
-    if match and match.group(2) in MODULES:
-        return f"model.layers.{match.group(1)}.{MODULES[match.group(2)]}.weight"
-    return TOP.get(stored, stored)

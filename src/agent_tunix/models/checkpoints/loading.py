@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -29,26 +30,20 @@ from agent_tunix.models.checkpoints import safetensors
 from agent_tunix.models.checkpoints.checksum import Inspection, finite
 from agent_tunix.models.checkpoints.gguf import GgufFile
 from agent_tunix.models.checkpoints.orbax import OrbaxFolder, is_orbax
+from agent_tunix.models.checkpoints.safetensors import EMBEDDING, FINAL_NORM, HEAD
+from agent_tunix.models.families.table import family_of
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD, huggingface_name, module_shape
 from agent_tunix.models.quantization import BaseDtype, quantise, quantise_stack
 from agent_tunix.models.sharding import abstract, lay, make_in_place, mesh_of_sizes, spec
 
 NAMED = 6  # tensors that a message lists before it only counts them
 SHARD_BYTES = 4 * 2**30
-EMBEDDING, FINAL_NORM = safetensors.EMBEDDING, "model.norm.weight"
-NORMS = {
-    "input_norm": "input_layernorm",
-    "q_norm": "self_attn.q_norm",
-    "k_norm": "self_attn.k_norm",
-    "post_attention_norm": "post_attention_layernorm",
-    "pre_feedforward_norm": "pre_feedforward_layernorm",
-    "post_feedforward_norm": "post_feedforward_layernorm",
-}
-STACKED = (*NORMS, *ATTENTION, *FEED_FORWARD)
+MATRICES = ATTENTION + FEED_FORWARD
+BIAS = "_bias"  # after a module's name, the field of its bias
 
 
 class Tensors(Protocol):
-    """A checkpoint's text tensors under the names of Gemma3ForCausalLM, matrices [out, in]."""
+    """A checkpoint's text tensors under the names of transformers' text models, matrices [out, in]."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
@@ -56,12 +51,15 @@ class Tensors(Protocol):
     def read(self, name: str, dtype: np.dtype) -> np.ndarray: ...
 
 
-def read_architecture(checkpoint: Path, described: Architecture, family: str = "gemma3") -> Architecture:
-    """The architecture by the checkpoint's own account; a number that its format does not record is as described."""
+def read_architecture(checkpoint: Path, given: Mapping[str, Any], family: str | None = None) -> Architecture:
+    """The architecture by the checkpoint's own account.
+
+    A number that its format does not record is as it is given or, where it is not, as in other models of the family.
+    """
     if checkpoint.suffix == ".gguf":
-        return GgufFile(checkpoint, family).architecture(described)
+        return GgufFile(checkpoint, family).architecture(given)
     if is_orbax(checkpoint):
-        return OrbaxFolder(checkpoint).architecture(described)
+        return OrbaxFolder(checkpoint).architecture(given)
     return safetensors.read_architecture(checkpoint, family)
 
 
@@ -92,7 +90,7 @@ def open_weights(
 
             weights = _assemble(arch, dtype, tensor, mesh, base_dtype)
         inspection.agree()
-        inspection.refuse(_not_finite(weights))
+        inspection.refuse(_not_finite(weights, arch))
         return weights, inspection.checksum
 
     return read
@@ -100,37 +98,50 @@ def open_weights(
 
 def open_tensors(checkpoint: Path, arch: Architecture) -> Tensors:
     """A checkpoint's tensors, of which none is read yet; they must be those of its architecture."""
-    tensors = _open(checkpoint)
+    tensors = _open(checkpoint, arch)
     _check(checkpoint, tensors.shapes, tensor_shapes(arch))
     return tensors
 
 
-def _open(checkpoint: Path) -> Tensors:
+def _open(checkpoint: Path, arch: Architecture) -> Tensors:
     if checkpoint.suffix == ".gguf":
         return GgufFile(checkpoint)
-    return OrbaxFolder(checkpoint) if is_orbax(checkpoint) else safetensors.SafetensorsFolder(checkpoint)
+    return OrbaxFolder(checkpoint) if is_orbax(checkpoint) else safetensors.SafetensorsFolder(checkpoint, arch.tied)
 
 
-def tensor_name(field: str, layer: int) -> str:
+def fields(arch: Architecture) -> tuple[str, ...]:
+    """What a layer has, in the order in which it is read: norms, biases and matrices."""
+    return (*family_of(arch).norms, *(f"{module}{BIAS}" for module in arch.biases), *MATRICES)
+
+
+def tensor_name(arch: Architecture, field: str, layer: int) -> str:
     """What Hugging Face calls the slice of a stacked field that belongs to one layer."""
-    if field in NORMS:
-        return f"model.layers.{layer}.{NORMS[field]}.weight"
-    return f"{huggingface_name(layer, field)}.weight"
+    if field.endswith(BIAS):
+        return f"{huggingface_name(layer, field.removesuffix(BIAS))}.bias"
+    norms = family_of(arch).norms
+    return f"model.layers.{layer}.{norms[field][0]}.weight" if field in norms else f"{huggingface_name(layer, field)}.weight"
 
 
 def tensor_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
     """Every tensor of a checkpoint and its shape, [out, in] for matrices, in the order they are written."""
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (arch.vocab_size, arch.embed_dim)}
     for layer in range(arch.num_layers):
-        for field in STACKED:
-            shapes[tensor_name(field, layer)] = _layer_shape(arch, field)[::-1]
-    return shapes | {FINAL_NORM: (arch.embed_dim,)}
+        for field in fields(arch):
+            shapes[tensor_name(arch, field, layer)] = _layer_shape(arch, field)[::-1]
+    head = {} if arch.tied else {HEAD: (arch.vocab_size, arch.embed_dim)}
+    return shapes | {FINAL_NORM: (arch.embed_dim,)} | head
+
+
+def parameters(arch: Architecture) -> int:
+    """How many numbers the weights of a model are."""
+    return sum(math.prod(shape) for shape in tensor_shapes(arch).values())
 
 
 def _layer_shape(arch: Architecture, field: str) -> tuple[int, ...]:
-    if field in NORMS:
-        return (arch.head_dim if field in ("q_norm", "k_norm") else arch.embed_dim,)
-    return module_shape(arch, field)
+    if field.endswith(BIAS):
+        return module_shape(arch, field.removesuffix(BIAS))[1:]
+    norms = family_of(arch).norms
+    return (getattr(arch, norms[field][1]),) if field in norms else module_shape(arch, field)
 
 
 def _check(checkpoint: Path, found: Mapping[str, tuple], expected: Mapping[str, tuple]) -> None:
@@ -173,17 +184,18 @@ def _write(stacks: Layers, layer: int, tensors: dict[str, jax.Array], base_dtype
         return jax.lax.dynamic_update_index_in_dim(whole, part.astype(whole.dtype), layer, axis=0)
 
     def held(field: str) -> Any:
-        return quantise(tensors[field].T, base_dtype) if base_dtype and field not in NORMS else tensors[field].T
+        return quantise(tensors[field].T, base_dtype) if base_dtype and field in MATRICES else tensors[field].T
 
-    return jax.tree.map(put, stacks, Layers(**{field: held(field) for field in STACKED}))
+    return jax.tree.map(put, stacks, {field: held(field) for field in tensors})
 
 
-def _not_finite(weights: Weights) -> list[str]:
+def _not_finite(weights: Weights, arch: Architecture) -> list[str]:
     """The names of tensors with numbers that are not finite."""
     good = jax.device_get(finite(weights))
     by_name = {EMBEDDING: good.embed_VD, FINAL_NORM: good.final_norm_D}
-    for field in STACKED:
-        by_name |= {tensor_name(field, layer): yes for layer, yes in enumerate(getattr(good.layers, field))}
+    by_name |= {} if arch.tied else {HEAD: good.head_VD}
+    for field in fields(arch):
+        by_name |= {tensor_name(arch, field, layer): yes for layer, yes in enumerate(good.layers[field])}
     return [name for name, yes in by_name.items() if not yes]
 
 
@@ -192,13 +204,14 @@ def weight_shapes(arch: Architecture, dtype: jnp.dtype, mesh: Mesh, base_dtype: 
 
     def stacked(field: str) -> Any:
         zeros = jnp.zeros((arch.num_layers, *_layer_shape(arch, field)), dtype)
-        return zeros if base_dtype is None or field in NORMS else quantise(zeros, base_dtype)
+        return zeros if base_dtype is None or field not in MATRICES else quantise(zeros, base_dtype)
 
     def blank() -> Weights:
         return Weights(
-            layers=Layers(**{field: stacked(field) for field in STACKED}),
+            layers={field: stacked(field) for field in fields(arch)},
             embed_VD=jnp.zeros((arch.vocab_size, arch.embed_dim), dtype),
             final_norm_D=jnp.zeros(arch.embed_dim, dtype),
+            head_VD=None if arch.tied else jnp.zeros((arch.vocab_size, arch.embed_dim), dtype),
         )
 
     return abstract(blank, arch, mesh)
@@ -221,42 +234,49 @@ def _assemble(
 
     def of_layer(layer: int) -> dict[str, jax.Array]:
         found = {}
-        for field in STACKED:
+        for field in fields(arch):
             shape = (arch.num_layers, *_layer_shape(arch, field))
             cuts = (*spec((field,), shape, arch, mesh.shape), *[None] * len(shape))[1 : len(shape)]
             part = NamedSharding(mesh, PartitionSpec(*reversed(cuts)))
-            found[field] = lay(tensor(tensor_name(field, layer), shape[:0:-1]), part)
+            found[field] = lay(tensor(tensor_name(arch, field, layer), shape[:0:-1]), part)
         return found
 
     for layer in range(arch.num_layers):
         # Waiting keeps layers that are read faster than they are written from piling up.
         stacks = jax.block_until_ready(_write(stacks, layer, of_layer(layer), base_dtype))
-    return Weights(layers=stacks, embed_VD=placed("embed_VD", EMBEDDING), final_norm_D=placed("final_norm_D", FINAL_NORM))
+    return Weights(
+        layers=stacks,
+        embed_VD=placed("embed_VD", EMBEDDING),
+        final_norm_D=placed("final_norm_D", FINAL_NORM),
+        head_VD=None if arch.tied else placed("head_VD", HEAD),
+    )
 
 
 def quantised(weights: Weights, base_dtype: BaseDtype) -> Weights:
     """Weights that come from no checkpoint, quantised as loading would quantise them."""
-    modules = ATTENTION + FEED_FORWARD
-    matrices = {module: quantise_stack(getattr(weights.layers, module), base_dtype) for module in modules}
-    return dataclasses.replace(weights, layers=dataclasses.replace(weights.layers, **matrices))
+    matrices = {module: quantise_stack(weights.array(module), base_dtype) for module in MATRICES}
+    return dataclasses.replace(weights, layers=weights.layers | matrices)
 
 
 def init_weights(
     key: jax.Array, arch: Architecture, dtype: jnp.dtype = jnp.float32, base_dtype: BaseDtype | None = None
 ) -> Weights:
-    """Random weights of an architecture, each matrix of variance 1 / in."""
-    matrices = [tensor_name(field, layer) for field in ATTENTION + FEED_FORWARD for layer in range(arch.num_layers)]
-    keys = dict(zip([*matrices, EMBEDDING], jax.random.split(key, len(matrices) + 1), strict=True))
+    """Random weights of an architecture, each matrix of variance 1 / in; norms are one, biases zero."""
+    matrices = [tensor_name(arch, field, layer) for field in MATRICES for layer in range(arch.num_layers)]
+    drawn = [*matrices, EMBEDDING, *([] if arch.tied else [HEAD])]
+    keys, one = dict(zip(drawn, jax.random.split(key, len(drawn)), strict=True)), 1.0 - family_of(arch).norm_offset
 
     def tensor(name: str, shape: tuple[int, ...]) -> jax.Array:
-        return jax.random.normal(keys[name], shape) * shape[1] ** -0.5 if name in keys else jnp.zeros(shape, dtype)
+        if name in keys:
+            return jax.random.normal(keys[name], shape) * shape[1] ** -0.5
+        return jnp.full(shape, 0.0 if name.endswith(".bias") else one, dtype)
 
     return _assemble(arch, dtype, tensor, mesh_of_sizes(), base_dtype)
 
 
 def save_weights(folder: Path, weights: Weights, arch: Architecture, dtype: jnp.dtype) -> None:
-    """Writes config.json and safetensors that transformers' Gemma3ForCausalLM loads."""
-    save_tensors(folder, arch, dtype, partial(stacked_tensor, weights))
+    """Writes config.json and safetensors that transformers loads."""
+    save_tensors(folder, arch, dtype, partial(stacked_tensor, weights, arch))
 
 
 def save_tensors(
@@ -296,10 +316,11 @@ def _shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
     return shards
 
 
-def stacked_tensor(weights: Weights, name: str) -> jax.Array:
+def stacked_tensor(weights: Weights, arch: Architecture, name: str) -> jax.Array:
     """One tensor of the stacked weights by Hugging Face's name, [out, in] for matrices."""
-    if name in (EMBEDDING, FINAL_NORM):
-        return weights.embed_VD if name == EMBEDDING else weights.final_norm_D
+    whole = {EMBEDDING: weights.embed_VD, FINAL_NORM: weights.final_norm_D, HEAD: weights.head_VD}
+    if name in whole:
+        return whole[name]  # type: ignore[return-value]  # a head where it is not tied
     layer = int(name.split(".")[2])
-    field = next(field for field in STACKED if tensor_name(field, layer) == name)
-    return getattr(weights.layers, field)[layer].T
+    field = next(field for field in fields(arch) if tensor_name(arch, field, layer) == name)
+    return weights.array(field)[layer].T

@@ -1,12 +1,14 @@
 """Orbax checkpoints as Kaggle offers them for Gemma 3 (variation `flax`), in the layout of google-deepmind/gemma.
 
-They hold no configuration: sizes follow from the shapes, and numbers that shapes do not show come from `conf/model`.
+They hold no configuration: sizes follow from the shapes, and numbers that shapes do not show are as
+other models of the family have them.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,7 @@ import orbax.checkpoint as ocp
 from agent_tunix.errors import UserError, calling, reading, said
 from agent_tunix.files import refuse_traps
 from agent_tunix.models.architecture import Architecture
+from agent_tunix.models.families import gemma3
 
 MARKS = ("_METADATA", "manifest.ocdbt")
 LAYOUT = "Gemma 3 in the layout of google-deepmind/gemma"
@@ -87,22 +90,22 @@ class OrbaxFolder:
                 value = value[key]
             return _huggingface_layout(name, value if index is None else value[index]).astype(dtype, copy=False)
 
-    def architecture(self, described: Architecture) -> Architecture:
-        """The sizes that the shapes tell; the rest as described."""
+    def architecture(self, given: Mapping[str, Any]) -> Architecture:
+        """The sizes that the shapes tell; the rest as given, or as in other models of the family."""
         layer = "model.layers.0.self_attn"
         with calling(lambda fault: UserError(f"{self._folder} is not {LAYOUT}: {_lacking(fault)}.")):
             vocab_size, embed_dim = self.shapes["model.embed_tokens.weight"]
             (head_dim,) = self.shapes[f"{layer}.q_norm.weight"]
-            return dataclasses.replace(
-                described,
-                vocab_size=vocab_size,
-                embed_dim=embed_dim,
-                head_dim=head_dim,
-                num_layers=sum(name.endswith(".input_layernorm.weight") for name in self.shapes),
-                num_heads=self.shapes[f"{layer}.q_proj.weight"][0] // head_dim,
-                num_kv_heads=self.shapes[f"{layer}.k_proj.weight"][0] // head_dim,
-                hidden_dim=self.shapes["model.layers.0.mlp.gate_proj.weight"][0],
-            )
+            told = {
+                "vocab_size": vocab_size,
+                "embed_dim": embed_dim,
+                "head_dim": head_dim,
+                "num_layers": sum(name.endswith(".input_layernorm.weight") for name in self.shapes),
+                "num_heads": self.shapes[f"{layer}.q_proj.weight"][0] // head_dim,
+                "num_kv_heads": self.shapes[f"{layer}.k_proj.weight"][0] // head_dim,
+                "hidden_dim": self.shapes["model.layers.0.mlp.gate_proj.weight"][0],
+            }
+            return gemma3.completed({**given, **told})
 
 
 def _lacking(fault: BaseException) -> str:

@@ -1,160 +1,178 @@
-"""The Gemma 3 text architecture (Gemma Team, 2025, arXiv:2503.19786), one implementation for all sizes.
+"""The text model of Gemma 3 (Gemma Team, 2025, arXiv:2503.19786).
 
-Grouped-query attention with normalised queries and keys, four RMSNorms a layer, GeGLU, five sliding-window layers to one
-global layer with their own RoPE bases, and an embedding scaled by sqrt(D) that is tied to the output head.
+Four RMSNorms a layer, normed queries and keys, GeGLU, five sliding-window layers to one global layer with their own RoPE
+bases, and an embedding scaled by sqrt(D) that is tied to the head. A multimodal checkpoint is read for its text part alone.
 
-Layers are stacked along a leading axis and run under `lax.scan`. What was read before is passed as segments of keys and
-values (`past`). A segment with fewer rows than the queries is shared by neighbouring rows: a prompt is read once and serves
-its whole group, in the rollout and, with gradients, in the update. Positions decide everything else: -1 marks padding.
+Both generations of config.json are understood: single keys (`rope_theta`, `sliding_window_pattern`) and, since transformers
+5, `rope_parameters` and `layer_types` by kind of layer.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from agent_tunix.kernels.attention import Lengths, Reach, attend, attend_groups, attend_to, places_of_groups
-from agent_tunix.kernels.gating import gated
-from agent_tunix.kernels.low_rank import adapted
-from agent_tunix.kernels.mesh import cut
-from agent_tunix.kernels.norm_rope import Placing, rms_norm
-from agent_tunix.models.architecture import Architecture, Segment, Weights
-from agent_tunix.models.lora import Adapters
-from agent_tunix.models.quantization import Matrix, dequantise
-from agent_tunix.types import Prompts
+from agent_tunix.errors import UserError
+from agent_tunix.models.architecture import Architecture
+from agent_tunix.models.blocks import Layer
+from agent_tunix.models.families.family import HEAD_NORMS, TIED, Family, refuse_unsupported, rope_scaling, scaling_of
 
-
-def forward(
-    weights: Weights,
-    adapters: Adapters | None,
-    arch: Architecture,
-    tokens_BT: jax.Array,
-    positions_BT: jax.Array,
-    past: tuple[Segment, ...] = (),
-) -> tuple[jax.Array, Segment]:
-    """Reads tokens after `past`; returns the normalised hidden states and the segment these tokens make."""
-    past_kv = tuple((segment.keys_LBSKN, segment.values_LBSKN) for segment in past)
-
-    def read(q_BTHN, k_BTKN, v_BTKN, placing, past_kv, reach):
-        q_BTHN, k_BTKN = placing(q_BTHN, k_BTKN)
-        kept = k_BTKN, v_BTKN
-        if not past:
-            return attend(q_BTHN, *kept, positions_BT, reach), kept
-        segments = [(k, v, segment.positions_BS) for (k, v), segment in zip(past_kv, past, strict=True)]
-        return attend_to(q_BTHN, positions_BT, [*segments, (*kept, positions_BT)], reach), kept
-
-    # With many tokens a device reads its own rows and is sent all weights; with one token, all rows with its own weights.
-    stream = ("fsdp", None, None) if tokens_BT.shape[1] > 1 else (None, None, "fsdp")
-    hidden_BTD, (keys, values) = _through(weights, adapters, arch, tokens_BT, positions_BT, stream, past_kv, read)
-    return hidden_BTD, Segment(keys, values, positions_BT)
+# Of transformers' Gemma3TextConfig. Most of them are left out for 4B, 12B and 27B.
+DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 262208,
+    "num_hidden_layers": 26,
+    "hidden_size": 2304,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "intermediate_size": 9216,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-6,
+}
+FIXED: Mapping[str, Any] = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "attention_bias": False,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "use_bidirectional_attention": False,
+    TIED: True,
+    "quantization_config": None,
+}
+SMALL = 26  # layers of 1B; larger ones see further, and are the multimodal ones
+LARGEST = 62  # layers of 27B
 
 
-def forward_groups(
-    weights: Weights, adapters: Adapters | None, arch: Architecture, prompts: Prompts, tokens_BC, positions_BC
-) -> tuple[jax.Array, jax.Array]:
-    """Hidden states of prompts, [P, S, D], and of their completions, [B, C, D], which share every product of a layer.
-
-    A prompt and its group are one row, so that the rows of a policy lie together, and those of a device.
-    """
-    P, S = prompts.tokens_PS.shape
-    lengths = Lengths(S, len(tokens_BC) // P)
-    tokens = jnp.concatenate([prompts.tokens_PS, tokens_BC.reshape(P, -1)], axis=1)
-    positions = jnp.concatenate([prompts.positions_PS, positions_BC.reshape(P, -1)], axis=1)
-
-    def read(q, k, v, placing, _, reach):
-        return attend_groups(q, k, v, positions, lengths, placing, reach), None
-
-    queries = jax.ShapeDtypeStruct((*tokens.shape, arch.num_heads, arch.head_dim), weights.embed_VD.dtype)
-    places = places_of_groups(queries, positions, lengths)
-    hidden, _ = _through(weights, adapters, arch, tokens, places, ("fsdp", None, None), (), read)
-    return lengths.apart(hidden)
+def block(layer: Layer, x_BTD: jax.Array) -> tuple[jax.Array, Any]:
+    h_BTD, kept = layer.attention(layer.norm("input_norm", x_BTD))
+    x_BTD = layer.stream(x_BTD + layer.norm("post_attention_norm", h_BTD))
+    h_BTD = layer.feed_forward(layer.norm("pre_feedforward_norm", x_BTD), "gelu")
+    return layer.stream(x_BTD + layer.norm("post_feedforward_norm", h_BTD)), kept
 
 
-def _through(weights, adapters, arch: Architecture, tokens_BT, places_BT, stream, past_kv, read):
-    """Tokens through all layers: normalised hidden states, and what `read` keeps of every layer.
-
-    `read` is given queries and keys as they come from their products, and the `Placing` that norms and rotates them.
-    """
-    x_BTD = cut(embed(weights, arch, tokens_BT), *stream)
-    of_layers = rotations(arch, places_BT[..., None])
-
-    @jax.checkpoint
-    def layer(x_BTD, per_layer):
-        w, lora, is_global, past_kv = per_layer
-        cos, sin = jax.tree.map(lambda near, far: jnp.where(is_global, far, near), *of_layers)
-
-        h_BTD = rms_norm(x_BTD, w.input_norm, arch.norm_eps)
-        q_BTHN = _heads(_project(h_BTD, w.q_proj, lora.get("q_proj")), arch.num_heads)
-        k_BTKN = _heads(_project(h_BTD, w.k_proj, lora.get("k_proj")), arch.num_kv_heads)
-        v_BTKN = _heads(_project(h_BTD, w.v_proj, lora.get("v_proj")), arch.num_kv_heads)
-        placing = Placing(w.q_norm, w.k_norm, cos, sin, arch.norm_eps, arch.query_scale)
-        h_BTE, kept = read(q_BTHN, k_BTKN, v_BTKN, placing, past_kv, Reach(is_global, arch.sliding_window))
-        h_BTD = _project(h_BTE, w.o_proj, lora.get("o_proj"))
-        x_BTD = cut(x_BTD + rms_norm(h_BTD, w.post_attention_norm, arch.norm_eps), *stream)
-
-        h_BTD = rms_norm(x_BTD, w.pre_feedforward_norm, arch.norm_eps)
-        gate_BTF = _project(h_BTD, w.gate_proj, lora.get("gate_proj"))
-        up_BTF = _project(h_BTD, w.up_proj, lora.get("up_proj"))
-        h_BTF = cut(gated(gate_BTF, up_BTF), stream[0], None, "tp")
-        h_BTD = _project(h_BTF, w.down_proj, lora.get("down_proj"))
-        x_BTD = cut(x_BTD + rms_norm(h_BTD, w.post_feedforward_norm, arch.norm_eps), *stream)
-        return x_BTD, kept
-
-    lora = adapters.by_module() if adapters is not None else {}
-    x_BTD, kept = jax.lax.scan(layer, x_BTD, (weights.layers, lora, arch.is_global(), past_kv))
-    return rms_norm(x_BTD, weights.final_norm_D, arch.norm_eps), kept
-
-
-def embed(weights: Weights, arch: Architecture, tokens: jax.Array) -> jax.Array:
-    x = weights.embed_VD[tokens]
-    return x * jnp.asarray(math.sqrt(arch.embed_dim), x.dtype)
-
-
-def unembed(weights: Weights, hidden: jax.Array) -> jax.Array:
-    """Float32 logits over the vocabulary, by the transposed embedding."""
-    return jnp.einsum("...d,vd->...v", hidden, weights.embed_VD, preferred_element_type=jnp.float32)
-
-
-def empty_segment(arch: Architecture, batch: int, slots: int, dtype: jnp.dtype) -> Segment:
-    """Room for `slots` tokens of `batch` sequences, none of them in use."""
-    shape = (arch.num_layers, batch, slots, arch.num_kv_heads, arch.head_dim)
-    return _cut(Segment(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.full((batch, slots), -1, jnp.int32)))
-
-
-def write_segment(segment: Segment, new: Segment, slot: jax.Array) -> Segment:
-    """Puts the tokens of `new` into `segment` from `slot` on."""
-    written = Segment(
-        jax.lax.dynamic_update_slice_in_dim(segment.keys_LBSKN, new.keys_LBSKN, slot, axis=2),
-        jax.lax.dynamic_update_slice_in_dim(segment.values_LBSKN, new.values_LBSKN, slot, axis=2),
-        jax.lax.dynamic_update_slice_in_dim(segment.positions_BS, new.positions_BS, slot, axis=1),
+def from_config(config: Mapping[str, Any]) -> Architecture:
+    head = {TIED: config[TIED]} if TIED in config else {}  # the head is the whole model's, not the text part's
+    config = {**config, **(config.get("text_config") or {}), **head}
+    refuse_unsupported(config, FIXED)
+    config = {**DEFAULTS, **{key: value for key, value in config.items() if value is not None}}
+    local_base, global_base, factor = _rope(config)
+    return Architecture(
+        vocab_size=config["vocab_size"],
+        num_layers=config["num_hidden_layers"],
+        embed_dim=config["hidden_size"],
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config["num_key_value_heads"],
+        head_dim=config["head_dim"],
+        hidden_dim=config["intermediate_size"],
+        sliding_window=config["sliding_window"],
+        global_every=_global_every(config),
+        query_scale=config["query_pre_attn_scalar"] ** -0.5,
+        rope_local_base=local_base,
+        rope_global_base=global_base,
+        rope_global_factor=factor,
+        norm_eps=config["rms_norm_eps"],
     )
-    return _cut(written)
 
 
-def _cut(segment: Segment) -> Segment:
-    keys, values = (cut(array, None, "fsdp", None, "tp") for array in (segment.keys_LBSKN, segment.values_LBSKN))
-    return Segment(keys, values, cut(segment.positions_BS, "fsdp"))
+def _global_every(config: Mapping[str, Any]) -> int:
+    """Every how many layers one is global, from the list of kinds where there is one."""
+    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
+    kinds, count = config.get("layer_types"), config["num_hidden_layers"]
+    if kinds is None:
+        return pattern
+    every = kinds.index("full_attention") + 1 if "full_attention" in kinds else max(pattern, count + 1)
+    if len(kinds) != count or kinds != layer_kinds(count, every):
+        raise UserError(f"layer_types does not repeat every {every} of {count} layers.")
+    return every
 
 
-def _project(x: jax.Array, weight: Matrix, lora: tuple[jax.Array, jax.Array] | None) -> jax.Array:
-    """x W, plus the low-rank x A B where the module has an adapter (Hu et al., 2021)."""
-    w = dequantise(weight, x.dtype)
-    return x @ w if lora is None else adapted(x, w, *lora)
+def layer_kinds(num_layers: int, global_every: int) -> list[str]:
+    return ["full_attention" if i % global_every == 0 else "sliding_attention" for i in range(1, num_layers + 1)]
 
 
-def _heads(x: jax.Array, heads: int) -> jax.Array:
-    """[B, T, heads, N]; a device has whole heads, all of them where there are too few to go round."""
-    return cut(x.reshape(*x.shape[:-1], heads, -1), "fsdp", None, "tp")
+def _rope(config: Mapping[str, Any]) -> tuple[float, float, float]:
+    """The RoPE base of local layers, and base and factor of global ones."""
+    by_kind, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    kinds_of_layers = {"full_attention", "sliding_attention"}
+    if (by_kind and not kinds_of_layers & set(by_kind)) or kinds_of_layers & set(scaling):
+        raise UserError(
+            "rope_parameters must be given by kind of layer (full_attention, sliding_attention), and rope_scaling must not."
+        )
+    far = {"rope_theta": config.get("rope_theta", 1_000_000.0), **(by_kind.get("full_attention") or {}), **scaling}
+    near = {"rope_theta": config.get("rope_local_base_freq", 10_000.0), **(by_kind.get("sliding_attention") or {})}
+    factors = []
+    for rope in (near, far):
+        if "llama3" in (rope.get("rope_type"), rope.get("type")):
+            raise UserError("RoPE of type llama3 is not supported.")
+        factors.append(rope_scaling(rope, 1.0, config["head_dim"])[0])
+    if factors[0] != 1:
+        raise UserError("RoPE of local layers is scaled, which is not supported.")
+    return float(near["rope_theta"]), float(far["rope_theta"]), factors[1]
 
 
-def rotations(arch: Architecture, positions: jax.Array) -> tuple[tuple[jax.Array, jax.Array], ...]:
-    """(cos, sin) of every angle of RoPE (Su et al., 2021), for local and for global layers; angles are a new last axis."""
+def to_config(arch: Architecture) -> dict[str, Any]:
+    """In single keys, which every version of transformers, vLLM and llama.cpp's converter reads."""
+    scalar, scaling = round(arch.query_scale**-2, 6), scaling_of(arch)
+    return {
+        "model_type": "gemma3_text",
+        "vocab_size": arch.vocab_size,
+        "num_hidden_layers": arch.num_layers,
+        "hidden_size": arch.embed_dim,
+        "num_attention_heads": arch.num_heads,
+        "num_key_value_heads": arch.num_kv_heads,
+        "head_dim": arch.head_dim,
+        "intermediate_size": arch.hidden_dim,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": arch.sliding_window,
+        "sliding_window_pattern": arch.global_every,
+        "layer_types": layer_kinds(arch.num_layers, arch.global_every),
+        "query_pre_attn_scalar": int(scalar) if scalar.is_integer() else scalar,  # transformers takes whole numbers only
+        "rope_local_base_freq": arch.rope_local_base,
+        "rope_theta": arch.rope_global_base,
+        "rope_scaling": scaling,
+        "rms_norm_eps": arch.norm_eps,
+        "max_position_embeddings": 32768 if scaling is None else 131072,  # as published for models with scaled positions
+        TIED: True,
+        "attention_bias": False,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": 2,
+    }
 
-    def angles(base: float, factor: float) -> tuple[jax.Array, jax.Array]:
-        exponent = jnp.arange(0, arch.head_dim, 2, dtype=jnp.float32) / arch.head_dim
-        angle = positions[..., None] / (factor * base**exponent)
-        return jnp.cos(angle), jnp.sin(angle)
 
-    return angles(arch.rope_local_base, 1.0), angles(arch.rope_global_base, arch.rope_global_factor)
+def completed(numbers: Mapping[str, Any]) -> Architecture:
+    layers, embed_dim, heads = numbers["num_layers"], numbers["embed_dim"], numbers["num_heads"]
+    scalar = embed_dim / heads if layers == LARGEST else numbers["head_dim"]
+    usual = {
+        "sliding_window": 512 if layers <= SMALL else 1024,
+        "global_every": 6,
+        "query_scale": scalar**-0.5,
+        "rope_local_base": 10_000.0,
+        "rope_global_base": 1_000_000.0,
+        "rope_global_factor": 1.0 if layers <= SMALL else 8.0,
+        "norm_eps": 1e-6,
+    }
+    return Architecture(**usual | dict(numbers))
+
+
+FAMILY = Family(
+    name="gemma3",
+    causal_lm="Gemma3ForCausalLM",
+    norms={
+        "input_norm": ("input_layernorm", "embed_dim"),
+        **HEAD_NORMS,
+        "post_attention_norm": ("post_attention_layernorm", "embed_dim"),
+        "pre_feedforward_norm": ("pre_feedforward_layernorm", "embed_dim"),
+        "post_feedforward_norm": ("post_feedforward_layernorm", "embed_dim"),
+    },
+    block=block,
+    from_config=from_config,
+    to_config=to_config,
+    completed=completed,
+    other_names=("gemma3_text",),
+    norm_offset=1.0,
+    scales_embedding=True,
+    kernels=True,
+)

@@ -17,11 +17,10 @@ from agent_tunix.engine import compile_cache
 from agent_tunix.environments.stream import left_pad
 from agent_tunix.kernels import device, nvrtc
 from agent_tunix.kernels.token import token_kernel
-from agent_tunix.models import decoding, lora
+from agent_tunix.models import decoding, lora, transformer
 from agent_tunix.models.architecture import Architecture
 from agent_tunix.models.checkpoints.loading import init_weights
 from agent_tunix.models.decoding import token_shapes
-from agent_tunix.models.families import gemma3
 
 WARPS = token_kernel.WARPS
 LANE = np.arange(32)
@@ -90,7 +89,7 @@ def test_prompts_end_a_tile_and_leave_room_for_completions(small):
     """Prompts are padded on their left; what a row writes begins a tile of its own."""
     L, P, S, K, N = small.num_layers, 3, 20, small.num_kv_heads, small.head_dim
     keys = jnp.arange(1, 1 + L * P * S * K * N, dtype=jnp.float32).reshape(L, P, S, K, N)
-    prompt = gemma3.Segment(keys, -keys, jnp.zeros((P, S), jnp.int32))
+    prompt = transformer.Segment(keys, -keys, jnp.zeros((P, S), jnp.int32))
     for tiles, x in zip(
         token_kernel._tiles(prompt.keys_LBSKN, prompt.values_LBSKN, rows=16, slots=17), (keys, -keys), strict=True
     ):
@@ -210,13 +209,13 @@ needs_nvrtc = pytest.mark.skipif(nvrtc.library() is None, reason="no NVRTC here 
 
 @needs_nvrtc
 @pytest.mark.parametrize(
-    ("size", "policies", "overrides"),
-    [("270m", 1, ()), ("270m", 8, ()), ("270m", 1, ("model.architecture.num_kv_heads=2",)), ("1b", 1, ()), ("1b", 2, ())],
+    ("size", "policies", "changes"),
+    [("270m", 1, {}), ("270m", 8, {}), ("270m", 1, {"num_kv_heads": 2}), ("1b", 1, {}), ("1b", 2, {})],
 )
-def test_a_gpu_can_be_given_the_kernel(size, policies, overrides, shipped, reading_for_gpu, monkeypatch):
+def test_a_gpu_can_be_given_the_kernel(size, policies, changes, shipped, reading_for_gpu, monkeypatch):
     """It compiles, and all that it asserts of its sizes holds."""
     monkeypatch.setattr(device, "multiprocessors", lambda: 132)
-    assert nvrtc.CALL in reading_for_gpu(decoding.by_token_kernel, shipped(size, *overrides), policies)
+    assert nvrtc.CALL in reading_for_gpu(decoding.by_token_kernel, dataclasses.replace(shipped(size), **changes), policies)
 
 
 @needs_nvrtc
@@ -270,7 +269,7 @@ def test_hidden_states_are_those_of_the_forward_pass(small, policies, prompts, g
 
     @partial(jax.jit, static_argnums=0)
     def read_all(way, weights, adapters):
-        _, prompt = gemma3.forward(weights, adapters, small, given.tokens_PS, given.positions_PS)
+        _, prompt = transformer.forward(weights, adapters, small, given.tokens_PS, given.positions_PS)
         cache, read = way(weights, adapters, small, prompt, group, steps)
 
         def next_token(cache, of_slot):

@@ -8,27 +8,27 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
 from agent_tunix.algorithm import optimizers
-from agent_tunix.config.load import validate
+from agent_tunix.config.load import config_folder, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.lab.advice import LabAdvisor
 from agent_tunix.lab.plan import plan
 from agent_tunix.lab.plan.memory import (
     Shapes,
     adapter_parameters,
-    base_parameters,
     estimate,
     held_bytes,
     largest_micro_batch,
     peak_of_several,
 )
 from agent_tunix.models.architecture import Architecture
+from agent_tunix.models.checkpoints.hub import find_checkpoint
+from agent_tunix.models.checkpoints.loading import parameters, read_architecture
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD
-from agent_tunix.training import setup
+from agent_tunix.models.published import of_repository
+from agent_tunix.training import loading, setup
 
-MODELS = Path(__file__).parents[4] / "conf" / "model"
 MODULES = ATTENTION + FEED_FORWARD
 
 PAGE = Path(__file__).parents[4] / "benchmarks" / "2026-11-16-memory.md"
@@ -47,9 +47,8 @@ def measured() -> list[tuple[Shapes, float]]:
 
 
 def architecture(size: str) -> Architecture:
-    numbers = OmegaConf.to_container(OmegaConf.load(MODELS / f"gemma3_{size}.yaml").architecture)
-    query_scale = numbers.pop("query_pre_attn_scalar") ** -0.5
-    return Architecture(**numbers, query_scale=query_scale)
+    tiny = size == "tiny"
+    return read_architecture(find_checkpoint("package:tiny"), {}) if tiny else of_repository(f"google/gemma-3-{size}-it")
 
 
 def shapes(size="270m", P=4, G=4, S=256, C=512, micro=4, rank=32) -> Shapes:
@@ -87,7 +86,7 @@ def test_several_policies_share_all_but_their_rows_and_adapters():
 
 @pytest.mark.parametrize(("size", "millions"), [("270m", 268.1), ("1b", 999.9), ("4b", 3880.3)])
 def test_parameters_are_those_of_the_published_models(size, millions):
-    assert base_parameters(architecture(size)) / 1e6 == pytest.approx(millions, abs=0.05)
+    assert parameters(architecture(size)) / 1e6 == pytest.approx(millions, abs=0.05)
 
 
 def test_adapters_are_counted_as_they_are_made():
@@ -133,8 +132,8 @@ def test_weights_are_counted_as_they_are_held(base_dtype):
 
 
 def test_4b_in_4_bits_trains_on_a_card_of_11_gb():
-    with initialize_config_dir(str(MODELS.parent), version_base="1.3"):
-        cfg = validate(compose("config", ["+experiment=small_gpu"]), Config)
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        cfg = loading.described(validate(compose("config", ["+experiment=small_gpu"]), Config))
     s = plan.shapes(cfg, cfg.generation.max_prompt_length)
     assert s.arch == architecture("4b")
     peaks = [estimate(dataclasses.replace(s, base_dtype=held))["peak"] for held in ("nf4", "int8", None)]
@@ -154,7 +153,7 @@ def test_the_plan_names_the_evaluation_that_fits_where_that_is_the_greatest():
 def test_a_run_that_needs_more_than_there_is_is_told_before_it_begins(config, monkeypatch):
     """With the micro-batch that fits, where one does."""
     said: list[str] = []
-    cfg = validate(config, Config)
+    cfg = loading.described(validate(config, Config))
     peak = estimate(plan.shapes(cfg, cfg.generation.max_prompt_length))["peak"]
     for limit in (2 * peak, peak / 2, peak / 100):
         monkeypatch.setattr(plan, "card", lambda limit=limit: ("the device", limit))

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from agent_tunix.models import transformer
 from agent_tunix.models.checkpoints.loading import load_weights
 from agent_tunix.models.checkpoints.peft import TENSORS, read_adapters, write_adapters
 from agent_tunix.models.checkpoints.safetensors import read_architecture
-from agent_tunix.models.families import gemma3
 from agent_tunix.models.lora import over
 
 pytestmark = pytest.mark.golden
@@ -25,8 +25,8 @@ def test_logits_and_gradients_are_pefts(goldens, kind, tmp_path):
 
     @jax.jit
     def product(adapters):
-        hidden, _ = gemma3.forward(weights, over(weights, adapters), arch, given["tokens"], positions)
-        logits = gemma3.unembed(weights, hidden)
+        hidden, _ = transformer.forward(weights, over(weights, adapters), arch, given["tokens"], positions)
+        logits = transformer.unembed(weights, hidden)
         return jnp.where(seen[..., None], logits * golden["cotangent"], 0).sum(), logits
 
     gradients, logits = jax.grad(product, has_aux=True)(adapters)

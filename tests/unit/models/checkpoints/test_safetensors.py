@@ -1,17 +1,14 @@
-"""Configs of real checkpoints, old and new, give the numbers of conf/model; what we have no code for is refused."""
+"""Configs of real checkpoints, old and new, give the numbers that we ship; what we have no code for is refused."""
 
 import json
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
 from safetensors.numpy import save_file
 
-from agent_tunix.config.load import config_folder
-from agent_tunix.config.schema import ModelSection
 from agent_tunix.errors import UserError
 from agent_tunix.models.checkpoints.safetensors import INDEX, SafetensorsFolder, config_of, read_architecture
-from agent_tunix.training.loading import architecture
+from agent_tunix.models.published import of_repository
 
 LINEAR = {"factor": 8.0, "rope_type": "linear"}
 # What google's repositories hold, less the keys that say nothing about the architecture.
@@ -79,12 +76,11 @@ def write(folder, config):
 
 
 def described(size):
-    container = OmegaConf.to_container(OmegaConf.load(config_folder() / "model" / f"gemma3_{size}.yaml"))
-    return architecture(ModelSection.model_validate(container))
+    return of_repository(f"google/gemma-3-{size}-it")
 
 
 @pytest.mark.parametrize("size", PUBLISHED)
-def test_published_configs_fit_conf_model(tmp_path, size):
+def test_published_configs_fit_the_table(tmp_path, size):
     assert read_architecture(write(tmp_path, PUBLISHED[size])) == described(size)
 
 
@@ -124,7 +120,9 @@ def test_fewer_layers_than_the_pattern_are_all_local(tmp_path):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"model_type": "llama"}, "llama"),
+        ({"model_type": "mamba"}, "type mamba; only gemma3, llama"),
+        ({"model_type": "qwen3_moe"}, "mixtures of experts cannot"),
+        ({"model_type": "qwen2_vl", "vision_config": {}}, "models that see cannot"),
         ({"attention_bias": True}, "attention_bias"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
@@ -188,7 +186,7 @@ def test_a_value_of_the_wrong_kind_is_said_without_a_traceback(tmp_path, change)
 def test_an_index_that_names_no_file_is_answered(tmp_path, index, said):
     (tmp_path / INDEX).write_text(index if isinstance(index, str) else json.dumps({"weight_map": index}))
     with pytest.raises(UserError, match=said):
-        SafetensorsFolder(tmp_path)
+        SafetensorsFolder(tmp_path, tied=True)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\x00", "[" * 100_000, '{"vocab_size": ' + "1" * 5000 + "}"], ids=range(5))
@@ -203,7 +201,7 @@ def test_a_tensor_that_two_files_hold_is_refused(tmp_path):
         tensors = {"model.norm.weight": np.full(4, part, np.float32)}
         save_file(tensors, tmp_path / f"model-0000{part}-of-00002.safetensors")
     with pytest.raises(UserError, match=r"tensor model\.norm\.weight is in model-00001-of-00002"):
-        SafetensorsFolder(tmp_path)
+        SafetensorsFolder(tmp_path, tied=True)
 
 
 def test_a_missing_config_is_named(tmp_path):

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from agent_tunix.models import transformer
 from agent_tunix.models.architecture import Segment
-from agent_tunix.models.families import gemma3
-from agent_tunix.models.families.gemma3 import forward, unembed, write_segment
+from agent_tunix.models.transformer import forward, unembed, write_segment
 
 TOKENS = np.random.default_rng(1).integers(0, 40, (2, 9))
 
@@ -52,7 +52,7 @@ def logits_by_hand(weights, arch, tokens):
     w = jax.tree.map(lambda x: np.asarray(x, np.float64), weights)
     x = w.embed_VD[tokens] * np.sqrt(arch.embed_dim)
     for i in range(arch.num_layers):
-        layer = {k: v[i] for k, v in vars(w.layers).items()}
+        layer = {k: v[i] for k, v in w.layers.items()}
         far = (i + 1) % arch.global_every == 0
         turn = (arch.rope_global_base, arch.rope_global_factor) if far else (arch.rope_local_base, 1.0)
         h = norm(x, layer["input_norm"], arch.norm_eps)
@@ -121,7 +121,7 @@ def test_decoding_token_by_token_into_slots_equals_reading_at_once(weights, adap
     at = positions(TOKENS)
     whole, _ = read(weights, adapters, TOKENS, at)
     _, prompt = read(weights, adapters, TOKENS[:, :3], at[:, :3])
-    written = gemma3.empty_segment(arch, 2, 8, jnp.float32)
+    written = transformer.empty_segment(arch, 2, 8, jnp.float32)
     for t in range(3, 9):
         hidden, new = read(weights, adapters, TOKENS[:, t : t + 1], at[:, t : t + 1], (prompt, written))
         written = write_segment(written, new, t - 3)
@@ -141,7 +141,7 @@ def test_a_group_reads_its_own_prompt_and_no_other(weights, prompts, read):
 
 
 def test_writing_a_segment_puts_it_into_its_slot_and_nowhere_else(arch):
-    empty = gemma3.empty_segment(arch, 2, 5, jnp.float32)
+    empty = transformer.empty_segment(arch, 2, 5, jnp.float32)
     assert (empty.positions_BS == -1).all()
     one = jnp.ones((4, 2, 1, 2, 8))
     written = write_segment(empty, Segment(one, 2 * one, jnp.array([[7], [3]])), 2)
@@ -157,7 +157,7 @@ def test_every_sixth_layer_of_a_real_model_is_global(arch):
 
 def test_norms_and_logits_of_a_bfloat16_model_are_made_in_float32(weights, read):
     small = jnp.full((1, 4), 1e-3, jnp.bfloat16)
-    normed = gemma3.rms_norm(small, jnp.zeros(4, jnp.bfloat16), 1e-12)
+    normed = transformer.rms_norm(small, jnp.zeros(4, jnp.bfloat16), 1e-12, 1.0)
     assert normed.dtype == jnp.bfloat16
     np.testing.assert_allclose(normed.astype(jnp.float32), 1.0, rtol=1e-2)
     weights = jax.tree.map(lambda x: x.astype(jnp.bfloat16), weights)
