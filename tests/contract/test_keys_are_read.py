@@ -12,7 +12,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from agent_tunix.config import schema
-from agent_tunix.config.load import config_folder, keys, validate
+from agent_tunix.config.load import config_folder, keys, section_of, validate
 from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig, InferenceSection
 from agent_tunix.environments import arithmetic
 from agent_tunix.errors import UserError
@@ -53,8 +53,8 @@ def declared(kind: type, prefix: str = "") -> dict[tuple[type, str], str]:
     """Every field of a schema with its dotted key."""
     found = {}
     for name, field in kind.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, schema.Section):
-            found |= declared(field.annotation, f"{prefix}{name}.")
+        if (section := section_of(field)) is not None:
+            found |= declared(section, f"{prefix}{name}.")
         else:
             found[declaring(kind, name), name] = f"{prefix}{name}"
     return found

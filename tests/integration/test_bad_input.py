@@ -23,7 +23,7 @@ FAULTS = {
     "optimizer.lr=1e-5": "did you mean optimizer.learning_rate?",
     "optimzer=adamw": "did you mean optimizer?",
     "optimizer=adamx": "did you mean adamw?",
-    "optimizer=null": "A group, such as model or reward, takes the name of one of its files",
+    "optimizer=null": "a group takes the name of one of its files",
     "sead=3": "did you mean seed?",
     "optimizer.learning_rate=fast": "optimizer.learning_rate=fast: must be a valid number",
     "optimizer.learning_rate=-1": "optimizer.learning_rate=-1: must be greater than 0",

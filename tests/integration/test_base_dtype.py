@@ -65,7 +65,7 @@ def test_adapters_are_merged_into_the_base_that_was_quantised(command, tmp_path)
     plain = loading.load_model(loading.held_in(config("run"), "float32", None))
     merged, found = merge(plain.weights, adapters("run")), load_file(tmp_path / "whole" / "model.safetensors")
     for name, value in found.items():
-        np.testing.assert_allclose(value, stacked_tensor(merged, model.arch, name), atol=1e-6)
+        np.testing.assert_allclose(value, stacked_tensor(merged, plain.arch, name), atol=1e-6)
 
     assert command("export", "run=run", "output=adapter").code == 0
     stored = load_file(tmp_path / "adapter" / "adapter_model.safetensors")

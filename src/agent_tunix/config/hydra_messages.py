@@ -100,7 +100,7 @@ def list_for_keys(arguments: Sequence[str]) -> str | None:
 def misplaced(mistake: Exception) -> str | None:
     """For an override that OmegaConf stumbles over: a name where a list has indices, a dictionary where nothing is."""
     made_in = _passed_through(mistake)[-1] if isinstance(mistake, TypeError | ValueError | AttributeError) else ""
-    if made_in == "hydra._internal.defaults_list":
+    if made_in == "hydra._internal.defaults_list" and not isinstance(mistake, ValueError):  # which names the group
         return "A group, such as model or reward, takes the name of one of its files, or a flat list of such names."
     if not made_in.startswith("omegaconf."):
         return None

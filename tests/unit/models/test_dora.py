@@ -25,6 +25,7 @@ from agent_tunix.models import decoding, lora, sharding
 from agent_tunix.models.checkpoints.loading import init_weights, quantised
 from agent_tunix.models.lora import Adapters, DoraAdapters, init_adapters
 from agent_tunix.models.quantization import dequantise
+from agent_tunix.training import loading
 from agent_tunix.types import Batch
 
 MODULES = ("q_proj", "down_proj")
@@ -173,7 +174,7 @@ def test_kernels_leave_factors_alone_and_the_plan_says_so(weights, dora, arch, m
         assert decoding._way(weights, adapters, arch, 8) is decoding._by_forward
     monkeypatch.setattr(device, "capability", lambda: device.HOPPER)
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        cfg = validate(compose("config", ["model.use_dora=true"]), Config)
+        cfg = loading.described(validate(compose("config", ["model.use_dora=true"]), Config))
     shapes = plan.shapes(cfg, 64)
     (note,) = plan._notes_on_adapters(shapes)
     assert "rollouts take longer" in note
@@ -182,7 +183,7 @@ def test_kernels_leave_factors_alone_and_the_plan_says_so(weights, dora, arch, m
 
 def test_magnitudes_are_counted_as_they_are_made():
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        cfg = validate(compose("config", ["model=gemma3_tiny", "model.use_dora=true"]), Config)
+        cfg = loading.described(validate(compose("config", ["model=gemma3_tiny", "model.use_dora=true"]), Config))
     s = plan.shapes(cfg, 64)
 
     def made():

@@ -1,4 +1,4 @@
-"""Every family against transformers' model of it (goldens by scripts/make_goldens.py): padding, windows, scaled RoPE, cache."""
+"""Every family against transformers' model of it (goldens by scripts/make_goldens.py): padding, windows, scaled RoPE."""
 
 import dataclasses
 
