@@ -1,7 +1,7 @@
 """Optimizers as optax transformations from a gradient to the change of the parameters.
 
 In all of them the gradient is first clipped by its global norm; decay is decoupled from the moments (Loshchilov & Hutter,
-2019, arXiv:1711.05101) and shrinks a weight by learning_rate * weight_decay; norms, and DoRA's magnitudes, which begin as
+2019, arXiv:1711.05101) and shrinks a weight by learning_rate * weight_decay; norms, biases and DoRA's magnitudes, which begin as
 norms of columns, decay by `norm_decay` instead, 0 by default; and scalars are inputs of the compiled update rather than
 constants in it, so runs that differ in them share one program. Only the algorithm's name is a compile-time constant.
 """
@@ -144,8 +144,9 @@ def _decay_and_rate(h: Hyperparameters) -> optax.GradientTransformation:
     """-learning_rate * (direction + decay * params), with the decay that each array is due."""
 
     def decayed(path: Any, direction: jax.Array, param: jax.Array) -> jax.Array:
-        norm = "norm" in jax.tree_util.keystr(path[-1:]) or "magnitudes" in jax.tree_util.keystr(path[-2:-1])
-        decay = h.norm_decay if norm else h.weight_decay
+        name, holder = jax.tree_util.keystr(path[-1:]), jax.tree_util.keystr(path[-2:-1])
+        vector = "norm" in name or "bias" in name or "magnitudes" in holder
+        decay = h.norm_decay if vector else h.weight_decay
         return direction + decay * param
 
     def update(directions: Any, params: Any) -> Any:

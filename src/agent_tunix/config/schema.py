@@ -112,7 +112,7 @@ class OptimizerSection(Section):
     warmup_ratio: Share = Input(description="Fraction of the updates over which the rate rises from 0 to its peak.")
     max_grad_norm: float = Input(gt=0, description="A gradient of a greater global norm is scaled down to this.")
     decay_norms: bool | None = Field(
-        default=None, description="Decay norms too where all weights are trained (lora_rank 0); null: no."
+        default=None, description="Decay norms and biases too where all weights are trained (lora_rank 0); null: no."
     )
 
     @model_validator(mode="after")

@@ -176,9 +176,11 @@ def test_kernels_leave_factors_alone_and_the_plan_says_so(weights, dora, arch, m
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         cfg = loading.described(validate(compose("config", ["model.use_dora=true"]), Config))
     shapes = plan.shapes(cfg, 64)
-    (note,) = plan._notes_on_adapters(shapes)
+    (note,) = plan._notes_on_kernels(cfg, shapes)
     assert "rollouts take longer" in note
-    assert plan._notes_on_adapters(dataclasses.replace(shapes, use_dora=False)) == []
+    assert plan._notes_on_kernels(cfg, dataclasses.replace(shapes, use_dora=False)) == []
+    other = dataclasses.replace(shapes, arch=dataclasses.replace(shapes.arch, family="qwen3"))
+    assert "are none for qwen3" in plan._notes_on_kernels(cfg, other)[0]
 
 
 def test_magnitudes_are_counted_as_they_are_made():

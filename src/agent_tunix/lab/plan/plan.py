@@ -34,6 +34,7 @@ from agent_tunix.lab.plan.plot import as_svg, in_characters
 from agent_tunix.models.architecture import Architecture
 from agent_tunix.models.checkpoints.hub import is_remote
 from agent_tunix.models.checkpoints.loading import open_tensors, parameters
+from agent_tunix.models.families.table import family_of
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.training import loading
 from agent_tunix.training.data import load_splits, load_task, refuse_unknown_tokens, with_demonstrations
@@ -67,7 +68,7 @@ def run(cfg: Config, output: Path, console: Console, origin: Origin = OWN) -> Re
         *_notes_on_mesh(sizes),
         *_notes_on_evaluation(sizes, usable),
         *_notes_on_base(sizes, usable),
-        *_notes_on_adapters(sizes),
+        *_notes_on_kernels(cfg, sizes),
     ]
     record: Record = {
         "parameters": _parameters(cfg, sizes),
@@ -138,7 +139,7 @@ def shapes(cfg: Config, width: int) -> memory.Shapes:
         fsdp=fsdp,
         tp=tp,
         base_dtype=cfg.model.base_dtype,
-        kernels=fsdp * tp == 1 and device.one_hopper(cfg.model.dtype),
+        kernels=_has_kernels(cfg) and family_of(arch).kernels,
         odds_kernel=kernel_is_known(),
         limit=device.memory_limit(),
         optimizer=cfg.optimizer.optimizer_name,
@@ -191,12 +192,21 @@ def _notes_on_base(s: memory.Shapes, limit_gb: float) -> list[str]:
     return fitting[:1]
 
 
-def _notes_on_adapters(s: memory.Shapes) -> list[str]:
-    if not (s.use_dora and s.kernels):
+def _notes_on_kernels(cfg: Config, s: memory.Shapes) -> list[str]:
+    """Which of a GPU's kernels do not serve this run."""
+    if not _has_kernels(cfg):
         return []
-    return [
+    if not family_of(s.arch).kernels:
+        return [f"the kernels that read a token are none for {s.arch.family}: it takes the plain path, which is slower"]
+    slower = (
         "model.use_dora=true: the kernels that read a token do not know magnitudes, so rollouts take longer without them"
-    ]
+    )
+    return [slower] if s.use_dora else []
+
+
+def _has_kernels(cfg: Config) -> bool:
+    """Whether the device has kernels for the type in which the base is held."""
+    return math.prod(sizes_of(cfg.model.mesh_shape)) == 1 and device.one_hopper(cfg.model.dtype)
 
 
 def card() -> tuple[str, float]:
