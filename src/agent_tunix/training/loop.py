@@ -36,7 +36,7 @@ from agent_tunix.training.progress import Bars, Display, print_summary, say
 from agent_tunix.training.resume import counting_on, restored
 from agent_tunix.training.rollouts import demonstrations, make_batch, sample_groups
 from agent_tunix.training.run_folder import RunFolder, claimed, read_records, replace_text, run_folder
-from agent_tunix.training.setup import SILENT, Loaded, Run, Way, compile_ahead, prepare
+from agent_tunix.training.setup import SILENT, Loaded, Setup, Way, compile_ahead, prepare
 from agent_tunix.training.summary import ended_by, overrides_of, summarise, validations
 from agent_tunix.types import Record, TrainState
 
@@ -89,7 +89,7 @@ def run(
     return outcome.summary
 
 
-def training(r: Run, path: Path, display: Display, interruption: Interruption, pause: Pause = never) -> Outcome:
+def training(r: Setup, path: Path, display: Display, interruption: Interruption, pause: Pause = never) -> Outcome:
     """A run from its beginning, or from its last checkpoint, to its summary; a paused run is evaluated, and can go on."""
     compile_ahead(r)
     fresh = loading.new_state(r.cfg, r.model)
@@ -99,7 +99,9 @@ def training(r: Run, path: Path, display: Display, interruption: Interruption, p
         return _in_folder(r, fresh, path, display, interruption, pause)
 
 
-def _in_folder(r: Run, fresh: TrainState, path: Path, display: Display, interruption: Interruption, pause: Pause) -> Outcome:
+def _in_folder(
+    r: Setup, fresh: TrainState, path: Path, display: Display, interruption: Interruption, pause: Pause
+) -> Outcome:
     """As `training`, from the fresh state on, in a folder that no other process writes to."""
     checkpoints = Checkpoints(path / "checkpoints", r.cfg.training.max_checkpoints_to_keep)
     state, progress = restored(r, path, checkpoints, fresh, display.notice)
@@ -135,7 +137,7 @@ def _in_folder(r: Run, fresh: TrainState, path: Path, display: Display, interrup
 
 
 def train_loop(
-    r: Run, state: TrainState, progress: Progress, out: Outputs, interruption: Interruption, pause: Pause = never
+    r: Setup, state: TrainState, progress: Progress, out: Outputs, interruption: Interruption, pause: Pause = never
 ) -> tuple[TrainState, Progress]:
     """From a position in the data to its end, a pause or an interruption; returns the state and the progress made."""
     training, iterations, total = r.cfg.training, r.plan.iterations, r.plan.total_batches
@@ -160,7 +162,7 @@ def train_loop(
     return state, progress
 
 
-def train_batch(r: Run, state: TrainState, progress: Progress, out: Outputs) -> tuple[TrainState, str | None]:
+def train_batch(r: Setup, state: TrainState, progress: Progress, out: Outputs) -> tuple[TrainState, str | None]:
     """All updates from the batch at the run's position; says what went wrong where one could not be applied."""
     clock, position = Clock(), progress.position
     try:
@@ -188,7 +190,7 @@ def train_batch(r: Run, state: TrainState, progress: Progress, out: Outputs) -> 
     return state, fault_seen
 
 
-def recover(r: Run, state: TrainState, progress: Progress, fault: str, out: Outputs) -> tuple[TrainState, Progress] | None:
+def recover(r: Setup, state: TrainState, progress: Progress, fault: str, out: Outputs) -> tuple[TrainState, Progress] | None:
     """Does what `training.on_divergence` says: returns where to go back to, or None to go on; to stop, it raises."""
     step, mode = int(state.step), r.cfg.training.on_divergence
     if mode == "ignore" and not _in_vain(r, progress, out):
@@ -208,7 +210,7 @@ def recover(r: Run, state: TrainState, progress: Progress, fault: str, out: Outp
     return restored, progress
 
 
-def _diverged(r: Run, step: int, progress: Progress, fault: str, out: Outputs) -> str:
+def _diverged(r: Setup, step: int, progress: Progress, fault: str, out: Outputs) -> str:
     """What to say of a run that diverged."""
     tried = f" after {len(progress.rollbacks)} rollbacks" if progress.rollbacks else ""
     where = out.folder.path / "checkpoints"
@@ -217,7 +219,7 @@ def _diverged(r: Run, step: int, progress: Progress, fault: str, out: Outputs) -
     return f"{happened}\n{r.advisor.after_divergence(r.cfg, overrides_of(r), fault, bool(progress.rollbacks))}".rstrip()
 
 
-def _in_vain(r: Run, progress: Progress, out: Outputs) -> bool:
+def _in_vain(r: Setup, progress: Progress, out: Outputs) -> bool:
     """Whether this is the last batch, and all before it were dropped too."""
     if progress.position + 1 < r.plan.total_batches:
         return False
@@ -225,7 +227,7 @@ def _in_vain(r: Run, progress: Progress, out: Outputs) -> bool:
     return not distributed.any_of(applied)
 
 
-def evaluate_policy(r: Run, state: TrainState, out: Outputs) -> list[Record]:
+def evaluate_policy(r: Setup, state: TrainState, out: Outputs) -> list[Record]:
     """Writes one line of evals.jsonl, unless that step has one; returns a few greedy completions to show."""
     step, examples = int(state.step), r.task.validation
     greedy, *as_trained = r.evaluation_ways()
@@ -243,7 +245,7 @@ def evaluate_policy(r: Run, state: TrainState, out: Outputs) -> list[Record]:
     return [{"question": e.question, "answer": e.answer, "completion": text[0]} for e, text in shown]
 
 
-def _answers(r: Run, state: TrainState, way: Way, whole: bool) -> list[list[str]]:
+def _answers(r: Setup, state: TrainState, way: Way, whole: bool) -> list[list[str]]:
     """Completions of the held-out problems or, where some are only to be shown, of the first that are asked for at once.
 
     Those of a policy before its first update serve all runs that begin with it.
@@ -262,7 +264,7 @@ def _answers(r: Run, state: TrainState, way: Way, whole: bool) -> list[list[str]
     return answers
 
 
-def _warn_early(r: Run, out: Outputs) -> None:
+def _warn_early(r: Setup, out: Outputs) -> None:
     """Says what goes wrong by now, each illness once."""
     for illness, told in r.advisor.midway(out.folder.path) if distributed.first() else ():
         if illness not in out.warned:

@@ -15,11 +15,13 @@ from agent_tunix.training import loading
 from agent_tunix.training.data import Notice
 from agent_tunix.training.progress import counted
 from agent_tunix.training.run_folder import finite, last_step, read_object
-from agent_tunix.training.setup import Run
+from agent_tunix.training.setup import Setup
 from agent_tunix.types import TrainState
 
 
-def restored(r: Run, path: Path, checkpoints: Checkpoints, fresh: TrainState, notice: Notice) -> tuple[TrainState, Progress]:
+def restored(
+    r: Setup, path: Path, checkpoints: Checkpoints, fresh: TrainState, notice: Notice
+) -> tuple[TrainState, Progress]:
     """The state from which the run goes on, or begins; says how many recorded updates no checkpoint holds."""
     state, progress = fresh, Progress(data=_digest(r.task.train), base=r.model.checksum)
     if checkpoints.steps():
@@ -34,7 +36,7 @@ def restored(r: Run, path: Path, checkpoints: Checkpoints, fresh: TrainState, no
     return state, progress
 
 
-def _check(r: Run, path: Path, steps: int, made: int) -> None:
+def _check(r: Setup, path: Path, steps: int, made: int) -> None:
     """Refuses a configuration in which the run could not have made so many steps from so many batches."""
     planned = r.plan.total_batches
     if made > planned:
@@ -55,7 +57,7 @@ def _check(r: Run, path: Path, steps: int, made: int) -> None:
         )
 
 
-def _check_data(r: Run, path: Path, before: str, now: str) -> None:
+def _check_data(r: Setup, path: Path, before: str, now: str) -> None:
     """Refuses what would give the rest of the run other batches: positions count them, and held-out problems are the others.
 
     `before` is empty where the checkpoint is of an earlier version.
@@ -80,7 +82,7 @@ def _digest(examples: Sequence[Example]) -> str:
     return hashlib.sha256(repr([(e.question, e.answer, e.worked) for e in examples]).encode()).hexdigest()[:16]
 
 
-def counting_on(r: Run, path: Path) -> Run:
+def counting_on(r: Setup, path: Path) -> Setup:
     """The run, with its start moved back by the seconds of earlier processes; one that was killed has left none."""
     earlier = read_object(path / "summary.json").get("seconds", 0.0)
     return dataclasses.replace(r, started=r.started - earlier) if finite(earlier) else r

@@ -22,7 +22,7 @@ from agent_tunix.models.lora import Policy
 from agent_tunix.models.sharding import lay_rows, on_mesh_of
 from agent_tunix.training.data import demonstration_ids
 from agent_tunix.training.metrics import Clock, reward_record, sample_records
-from agent_tunix.training.setup import Run
+from agent_tunix.training.setup import Setup
 from agent_tunix.types import Batch, Prompts, Record, Rollouts
 
 
@@ -88,7 +88,7 @@ class Sampled:
     scored: Scored
 
 
-def sample_groups(r: Run, policy: Policy, position: int, clock: Clock) -> list[Sampled]:
+def sample_groups(r: Setup, policy: Policy, position: int, clock: Clock) -> list[Sampled]:
     """Completions and rewards of the problems at a position of the data.
 
     While some groups of the batch have no spread in their rewards, other problems are drawn too, for as many rounds as are
@@ -102,7 +102,7 @@ def sample_groups(r: Run, policy: Policy, position: int, clock: Clock) -> list[S
     return draws
 
 
-def _sample_once(r: Run, policy: Policy, position: int, round: int, clock: Clock) -> Sampled:
+def _sample_once(r: Setup, policy: Policy, position: int, round: int, clock: Clock) -> Sampled:
     grpo = r.cfg.grpo
     examples = r.stream.further(position, round) if round else r.stream.batch(position)
     key = r.key(position, Purpose.ROLLOUT)
@@ -144,7 +144,7 @@ class TrainingBatch:
     lengths_B: np.ndarray
 
 
-def make_batch(r: Run, policy: Policy, position: int, draws: Sequence[Sampled]) -> TrainingBatch:
+def make_batch(r: Setup, policy: Policy, position: int, draws: Sequence[Sampled]) -> TrainingBatch:
     """The batch that some draws make: the groups to learn from, advantages, weights of tokens, log-probabilities.
 
     What is recorded of rewards and lengths is that of the first draw, which is the policy's own.
@@ -169,7 +169,7 @@ def make_batch(r: Run, policy: Policy, position: int, draws: Sequence[Sampled]) 
     return TrainingBatch(batch, record, samples, np.concatenate([draw.lengths_B for draw in draws]))
 
 
-def _merged(r: Run, draws: Sequence[Sampled], groups: np.ndarray) -> tuple[Batch, np.ndarray, np.ndarray, np.ndarray]:
+def _merged(r: Setup, draws: Sequence[Sampled], groups: np.ndarray) -> tuple[Batch, np.ndarray, np.ndarray, np.ndarray]:
     """The chosen groups of several draws: their batch, rewards, lengths, and which completions ended."""
     width, G = max(draw.batch.tokens_BC.shape[1] for draw in draws), r.sampling.num_generations
     with on_mesh_of(r.model.weights):
@@ -182,14 +182,14 @@ def _merged(r: Run, draws: Sequence[Sampled], groups: np.ndarray) -> tuple[Batch
     return batch, rewards_PG, lengths_B, ended_B
 
 
-def _advantages(r: Run, rewards_PG: np.ndarray, shuffle_key: jax.Array | None) -> np.ndarray:
+def _advantages(r: Setup, rewards_PG: np.ndarray, shuffle_key: jax.Array | None) -> np.ndarray:
     """Advantages as the objective has them; with a key, those of the control experiment."""
     leave_one_out = OBJECTIVES[r.cfg.grpo.objective].baseline == "leave_one_out"
     advantages_PG = group_advantages(rewards_PG, r.cfg.grpo.scale_rewards, leave_one_out)
     return advantages_PG if shuffle_key is None else shuffle_within_groups(shuffle_key, advantages_PG)
 
 
-def _weights(r: Run, batch: Batch, lengths_B: np.ndarray, ended_B: np.ndarray) -> np.ndarray:
+def _weights(r: Setup, batch: Batch, lengths_B: np.ndarray, ended_B: np.ndarray) -> np.ndarray:
     """Each token's share in the objective; none for completions that were cut where they are not learnt from."""
     counted_BC = np.arange(batch.tokens_BC.shape[1]) < lengths_B[:, None]
     if r.cfg.grpo.overlong == "mask":
@@ -197,7 +197,7 @@ def _weights(r: Run, batch: Batch, lengths_B: np.ndarray, ended_B: np.ndarray) -
     return OBJECTIVES[r.cfg.grpo.objective].weights(counted_BC, r.sampling.max_steps).astype(np.float32)
 
 
-def demonstrations(r: Run, position: int) -> TrainingBatch:
+def demonstrations(r: Setup, position: int) -> TrainingBatch:
     """Worked answers as completions of advantage 1: the update then is maximum likelihood."""
     examples = r.stream.batch(position)
     ids = demonstration_ids(examples, r.model.tokenizer)

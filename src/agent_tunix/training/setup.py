@@ -35,7 +35,7 @@ Way = tuple[Sampling, float]  # of answering held-out problems: how tokens are d
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Setup:
     """Everything that stays the same over a run."""
 
     cfg: Config
@@ -128,7 +128,7 @@ def prepare(
     overrides: Sequence[str] = (),
     origin: Origin = OWN,
     advisor: Advisor = SILENT,
-) -> Run:
+) -> Setup:
     """Opens what a run needs; whatever the user must mend is found here, before anything is written."""
     started = time.monotonic()
     model = loaded.model(cfg)
@@ -146,7 +146,7 @@ def prepare(
     stream = Stream(task.train, cfg.training.prompts_per_step, plan.batches_per_epoch, cfg.seed)
     sampling = loading.training_sampling(cfg, model.tokenizer)
     engine = engine_of(cfg, model, loading.earlier_adapters(cfg, model))
-    return Run(
+    return Setup(
         cfg,
         model,
         engine,
@@ -170,13 +170,13 @@ def engine_of(cfg: Config, model: Model, reference: Adapters | None) -> Engine:
     return Engine(model, reference, micro_batches, *of_loss, cfg.optimizer.optimizer_name, cfg.training.max_kl)
 
 
-def compile_ahead(r: Run) -> None:
+def compile_ahead(r: Setup) -> None:
     """Begins to compile the programs of a run that trains adapters by GRPO on one device, before any weight is read."""
     if r.cfg.training.method == "grpo" and r.cfg.model.lora_rank > 0 and r.model.mesh.size == 1:
         r.engine.compile_ahead(partial(first_calls, r))
 
 
-def first_calls(r: Run, engine: Engine) -> None:
+def first_calls(r: Setup, engine: Engine) -> None:
     """Makes the calls of a run's first steps, with shapes for arrays, as if completions were as long as they can be.
 
     The update comes first: it takes longest to compile.

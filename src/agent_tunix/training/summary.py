@@ -10,11 +10,11 @@ from agent_tunix.config.commands import own_overrides
 from agent_tunix.config.guidance import warnings
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.training.run_folder import RunFolder, finite, last_step, read_records
-from agent_tunix.training.setup import Run
+from agent_tunix.training.setup import Setup
 from agent_tunix.types import Record
 
 
-def summarise(r: Run, folder: RunFolder, rollbacks: Sequence[Record], status: str, fault: str = "") -> Record:
+def summarise(r: Setup, folder: RunFolder, rollbacks: Sequence[Record], status: str, fault: str = "") -> Record:
     """Writes summary.json, and returns it; `fault` is what has made a run diverge or fail."""
     evals, given = validations(folder.path), overrides_of(r)
     summary: Record = {
@@ -54,7 +54,7 @@ def validations(path: Path) -> list[Record]:
     return sorted(whole, key=lambda record: record["step"])
 
 
-def overrides_of(r: Run) -> list[str]:
+def overrides_of(r: Setup) -> list[str]:
     """The run's overrides as they were given; for a run that was continued, the fewest that lead to it."""
     continued = any(override.startswith("training.resume=") for override in r.overrides)
     return own_overrides(r.cfg.model_dump(mode="json")) if continued else list(r.overrides)

@@ -19,7 +19,7 @@ from agent_tunix.training import loading, loop
 from agent_tunix.training.horizon import hyperparameters
 from agent_tunix.training.metrics import Clock
 from agent_tunix.training.rollouts import TrainingBatch, make_batch, sample_groups
-from agent_tunix.training.setup import Loaded, Run, compile_ahead, prepare
+from agent_tunix.training.setup import Loaded, Setup, compile_ahead, prepare
 from agent_tunix.types import Rollouts
 
 PROMPTS, GENERATIONS, STEPS = 2, 2, 8
@@ -39,7 +39,7 @@ class Watched(Scorer):
         return {"second": np.tile(np.float32([0, 1]), PROMPTS)}
 
 
-def prepared(*overrides: str, loaded: Loaded | None = None) -> Run:
+def prepared(*overrides: str, loaded: Loaded | None = None) -> Setup:
     small = f"training.micro_batch_size={PROMPTS}", f"grpo.num_generations={GENERATIONS}"
     short = f"generation.max_generation_steps={STEPS}", "evaluation.num_examples=3"
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
@@ -47,11 +47,11 @@ def prepared(*overrides: str, loaded: Loaded | None = None) -> Run:
     return prepare(cfg, loaded or Loaded(), lambda text: None)
 
 
-def answered(r: Run, answer) -> Run:
+def answered(r: Setup, answer) -> Setup:
     return dataclasses.replace(r, engine=dataclasses.replace(r.engine, answer=answer))
 
 
-def first_batch(r: Run) -> TrainingBatch:
+def first_batch(r: Setup) -> TrainingBatch:
     policy = r.engine.policy(loading.new_state(r.cfg, r.model).trainable)
     return make_batch(r, policy, 0, sample_groups(r, policy, 0, Clock()))
 
@@ -100,7 +100,7 @@ def test_evaluations_and_step_call_what_was_announced_and_nothing_else(seeds, ov
     given = ["grpo.beta=0.1", "model.lora_module_path=q_proj", *overrides]
     runs = [prepared(*given, f"seed={seed}") for seed in seeds]
 
-    def step(r: Run, answer) -> int:
+    def step(r: Setup, answer) -> int:
         r = answered(r, answer)
         compile_ahead(r)
         assert "_read" not in vars(r.model), "what is to come is known before weights are read"

@@ -37,7 +37,7 @@ from agent_tunix.training.horizon import make_plan
 from agent_tunix.training.loop import training
 from agent_tunix.training.progress import Bars, say
 from agent_tunix.training.run_folder import read_records, replace_text
-from agent_tunix.training.setup import Loaded, Run, prepare
+from agent_tunix.training.setup import Loaded, Setup, prepare
 from agent_tunix.types import Record
 
 RATE = "optimizer.learning_rate"
@@ -102,7 +102,7 @@ def bounds(cfg: LrFindConfig) -> tuple[float, float]:
     return cfg.lr_find.lr_low or half_decades(middle, -REACH), cfg.lr_find.lr_high or half_decades(middle, REACH)
 
 
-def ramped(cfg: LrFindConfig, whole: Run) -> Run:
+def ramped(cfg: LrFindConfig, whole: Setup) -> Setup:
     """The run that is to be tuned, with the ramp in place of its length and schedule."""
     section, iterations = cfg.lr_find, whole.plan.iterations
     low, high = bounds(cfg)
@@ -131,13 +131,13 @@ def _training_config(cfg: LrFindConfig) -> Config:
     return validate({name: value for name, value in cfg.model_dump(mode="json").items() if name != "lr_find"}, Config)
 
 
-def _fallen(path: Path, r: Run) -> bool:
+def _fallen(path: Path, r: Setup) -> bool:
     """Whether the reward has fallen below its start, after which the ramp has nothing more to show."""
     found = ramp.curve([record["reward/mean"] for record in measured(path, r)], r.plan.total_batches)
     return found is not None and found.fell
 
 
-def measured(path: Path, r: Run) -> list[Record]:
+def measured(path: Path, r: Setup) -> list[Record]:
     """One record of each batch, that of its last update, up to the first in which something was not finite."""
     iterations = r.plan.iterations
     records = read_records(path / "metrics.jsonl")[iterations - 1 :: iterations]
@@ -145,7 +145,7 @@ def measured(path: Path, r: Run) -> list[Record]:
     return records[: next(bad, len(records))]
 
 
-def _reading(path: Path, r: Run, whole: Run, cut_short: bool) -> Record:
+def _reading(path: Path, r: Setup, whole: Setup, cut_short: bool) -> Record:
     rates, rewards, kls = ([record[key] for record in measured(path, r)] for key in MEASURED)
     peak = whole.cfg.optimizer.learning_rate
     full_updates = sum(whole.plan.schedule(t) for t in range(1, whole.plan.total_steps + 1)) / peak
@@ -153,7 +153,7 @@ def _reading(path: Path, r: Run, whole: Run, cut_short: bool) -> Record:
     return {"rates": rates, "reward": rewards, "kl": kls, **dataclasses.asdict(found)}
 
 
-def _advice(found: Record, r: Run, cut_short: bool, lr_min: float | None) -> list[str]:
+def _advice(found: Record, r: Setup, cut_short: bool, lr_min: float | None) -> list[str]:
     """The commands to try next: another ramp where this one has not seen the best rates, a run and a sweep where it has.
 
     The run's lr_min goes down with a rate below it.
@@ -171,7 +171,7 @@ def _advice(found: Record, r: Run, cut_short: bool, lr_min: float | None) -> lis
     return [*further, join(at(found["suggested"], f"{found['suggested']:g}")), join(["--multirun", *at(low, grid)])]
 
 
-def _other_ramp(found: Record, r: Run, cut_short: bool) -> str:
+def _other_ramp(found: Record, r: Setup, cut_short: bool) -> str:
     """Lower where it began too high, further up where the policy hardly moved, else more steps, as many as an epoch has.
 
     Where it had all of them, larger groups, whose rewards are less noisy. One that was cut short is to be made again.
@@ -191,7 +191,7 @@ def _other_ramp(found: Record, r: Run, cut_short: bool) -> str:
     return join([*less(r.overrides, key), f"{key}={value}"], "lr-find")
 
 
-def _further_up(reached: float, r: Run) -> str:
+def _further_up(reached: float, r: Setup) -> str:
     higher = f"lr_find.lr_high={min(1.0, rounded(100 * reached)):g}"
     return join([*less(r.overrides, "lr_find.lr_high"), higher], "lr-find")
 

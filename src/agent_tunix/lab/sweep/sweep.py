@@ -43,7 +43,7 @@ from agent_tunix.training.guard import Interruption
 from agent_tunix.training.loop import Outcome, training
 from agent_tunix.training.progress import Bars, say
 from agent_tunix.training.run_folder import claimed
-from agent_tunix.training.setup import Loaded, Run, compile_ahead, prepare
+from agent_tunix.training.setup import Loaded, Setup, compile_ahead, prepare
 from agent_tunix.training.summary import validations
 from agent_tunix.types import Record
 
@@ -156,7 +156,7 @@ def _program(cfg: Config) -> str:
 
 
 def decide(
-    group: Sequence[Job], runs: Sequence[Run], notice: Notice, fuse: Fuse = "auto", earlier: Group | None = None
+    group: Sequence[Job], runs: Sequence[Setup], notice: Notice, fuse: Fuse = "auto", earlier: Group | None = None
 ) -> Group:
     """How jobs are trained that one program can train: all at once that memory holds where that pays, else one by one.
 
@@ -179,11 +179,11 @@ def decide(
 
 
 def _train(
-    jobs: Sequence[Job], runs: Sequence[Run], group: Group, size: int, bars: Bars, interruption: Interruption
+    jobs: Sequence[Job], runs: Sequence[Setup], group: Group, size: int, bars: Bars, interruption: Interruption
 ) -> None:
     """Trains jobs by a program for so many at once; one that diverges does not end the others."""
 
-    def loop(r: Run, job: Job, answer: Answer) -> Outcome:
+    def loop(r: Setup, job: Job, answer: Answer) -> Outcome:
         r = dataclasses.replace(r, engine=dataclasses.replace(r.engine, answer=answer))
         return training(r, job.folder, bars.display(job.label, r.plan.total_steps), interruption, job.rests)
 
@@ -194,18 +194,18 @@ def _train(
             bars.labelled(job.label)(str(outcome))
 
 
-def _width(runs: Sequence[Run]) -> int:
+def _width(runs: Sequence[Setup]) -> int:
     """That of prompts that one program reads: other seeds have other prompts."""
     return max(r.task.prompt_width for r in runs)
 
 
-def _begun(runs: Sequence[Run], width: int) -> list[Run]:
+def _begun(runs: Sequence[Setup], width: int) -> list[Setup]:
     """The runs as of now, with prompts of one width, if that is given."""
     width, now = max(width, _width(runs)), time.monotonic()
     return [dataclasses.replace(r, task=dataclasses.replace(r.task, prompt_width=width), started=now) for r in runs]
 
 
-def _prepared(job: Job, loaded: Loaded, bars: Bars) -> Run:
+def _prepared(job: Job, loaded: Loaded, bars: Bars) -> Setup:
     """Silently where a job goes on, as it gave its notices before, or is one of a search, which tries unusual values."""
     silent = job.stop_after is not None or (job.folder / "config.yaml").exists()
     notice = (lambda text: None) if silent else bars.labelled(job.label)
@@ -221,7 +221,7 @@ def _outcomes(loops: Sequence[Callable[[Answer], Outcome]], size: int) -> list[O
         return [fault]
 
 
-def _fused_size(runs: Sequence[Run], notice: Notice, fuse: Fuse) -> int:
+def _fused_size(runs: Sequence[Setup], notice: Notice, fuse: Fuse) -> int:
     """How many of a group to train at once: 1 where the device gains nothing, else as many as its memory holds."""
     r, jobs = runs[0], len(runs)
     members = _most_that_fit(r, jobs, _width(runs))
@@ -243,18 +243,18 @@ def _fused_size(runs: Sequence[Run], notice: Notice, fuse: Fuse) -> int:
     return size
 
 
-def _compile_ahead(r: Run, answer: Answer) -> None:
+def _compile_ahead(r: Setup, answer: Answer) -> None:
     compile_ahead(dataclasses.replace(r, engine=dataclasses.replace(r.engine, answer=answer)))
 
 
-def _most_that_fit(r: Run, wanted: int, prompt_width: int) -> int:
+def _most_that_fit(r: Setup, wanted: int, prompt_width: int) -> int:
     """How many of so many jobs the device's memory holds at once, by the plan's count."""
     planned, (_, limit) = shapes(r.cfg, prompt_width), card()
     fitting = (n for n in range(wanted, 1, -1) if memory.peak_of_several(planned, n) <= USABLE * limit)
     return next(fitting, 1)
 
 
-def cost_of_many(r: Run, members: int) -> float:
+def cost_of_many(r: Setup, members: int) -> float:
     """How many times as long a decode step of several jobs takes on this device as that of one: rows through all layers."""
     trial = _trial_call(r)
 
@@ -269,7 +269,7 @@ def cost_of_many(r: Run, members: int) -> float:
     return seconds(members) / seconds(1)
 
 
-def _trial_call(r: Run, *, outline: bool = False) -> ReadTokens:
+def _trial_call(r: Setup, *, outline: bool = False) -> ReadTokens:
     """A few tokens for every completion of a batch; of shapes alone, if it is only to be compiled."""
     count = TOKENS if ahead_of_time.serves() else 1
     tokens_B1 = np.ones((r.cfg.training.prompts_per_step * r.cfg.grpo.num_generations, 1), np.int32)
