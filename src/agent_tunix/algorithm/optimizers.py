@@ -1,9 +1,9 @@
 """Optimizers as optax transformations from a gradient to the change of the parameters.
 
 In all of them the gradient is first clipped by its global norm; decay is decoupled from the moments (Loshchilov & Hutter,
-2019, arXiv:1711.05101) and shrinks a weight by learning_rate * weight_decay; norms, biases and DoRA's magnitudes, which begin as
-norms of columns, decay by `norm_decay` instead, 0 by default; and scalars are inputs of the compiled update rather than
-constants in it, so runs that differ in them share one program. Only the algorithm's name is a compile-time constant.
+2019, arXiv:1711.05101) and shrinks a weight by learning_rate * weight_decay; norms, biases and DoRA's magnitudes, which
+begin as norms of columns, decay by `norm_decay` instead, 0 by default; and scalars are inputs of the compiled update rather
+than constants in it, so runs that differ in them share one program. Only the algorithm's name is a compile-time constant.
 """
 
 from __future__ import annotations
