@@ -20,7 +20,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from agent_tunix import cli, signals
-from agent_tunix.config.load import config_folder
+from agent_tunix.config.load import config_folder, validate
+from agent_tunix.config.schema import Config
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -114,7 +115,9 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def config() -> dict:
     """The configuration of the demo, as a run writes it down."""
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        return OmegaConf.to_container(compose("config", ["+experiment=quick_test"]), resolve=True)
+        composed = compose("config", ["+experiment=quick_test"])
+    model = loading.described(validate(composed, Config)).model
+    return OmegaConf.to_container(composed, resolve=True) | {"model": model.model_dump(mode="json")}
 
 
 @pytest.fixture(scope="session")

@@ -68,7 +68,7 @@ def table(path: Path) -> None:
 
 def test_every_other_key_is_read_by_a_workflow(command, reads, tmp_path):
     table(tmp_path / "rows.jsonl")
-    small = [*SMALL, "training.num_batches=2"]
+    small = [*SMALL, "training.num_batches=1"]
     rows = ["data=jsonl", "data.path=rows.jsonl", "data.question_field=q", "data.answer_field=a", "data.system_prompt=''"]
     for arguments in (
         ["train", *small, "hydra.run.dir=first"],

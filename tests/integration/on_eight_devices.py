@@ -225,6 +225,7 @@ def test_all_weights_with_one_key_head_and_a_vocabulary_that_is_not_divided():
     assert update._cache_size() == programs, "the second update finds the state where the first did"
 
 
+@pytest.mark.parity  # it takes long
 def test_policies_that_share_a_program_share_a_mesh(alone):
     weights, state = begin(ARCH, (2, 2))
     other = jax.tree.map(lambda x: x * 1.5, state.trainable)
@@ -266,6 +267,7 @@ def final_adapters(run: str):
     return loading.load_trained(run, cfg, model)[0], model
 
 
+@pytest.mark.parity  # it takes long
 def test_tokens_drawn_by_kernels_are_those_of_one_device():
     """In Pallas's interpreter, as several GPUs would draw them: each its own rows."""
     logits_BV = 3 * jax.random.normal(jax.random.key(0), (8, 2**14))

@@ -66,6 +66,7 @@ def test_a_run_starts_from_an_adapter_and_is_compared_with_it(command, adapter):
     assert 1e-4 < changed < 5e-3, "four updates of at most 1e-3"
 
 
+@pytest.mark.parity  # it takes long
 def test_jobs_of_a_sweep_start_from_an_adapter_together(command, adapter):
     rates = "optimizer.learning_rate=1e-3,1e-2"
     outcome = command(

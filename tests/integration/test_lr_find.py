@@ -18,6 +18,7 @@ LONG_RUNS = True
 SMALL = ["evaluation.num_examples=8", "hydra.run.dir=out"]
 
 
+@pytest.mark.parity  # it takes long
 def test_the_suggestion_lies_where_a_full_sweep_finds_the_good_rates(command, tmp_path):
     outcome = command("lr-find", "+experiment=quick_test", "lr_find.num_steps=20", *SMALL)
     assert outcome.code == 0, outcome.err

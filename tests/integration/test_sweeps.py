@@ -88,6 +88,7 @@ def test_a_fused_sweep_equals_its_jobs_run_alone(tmp_path):
         assert_same_run(job.folder, tmp_path / "alone" / job.folder.name)
 
 
+@pytest.mark.parity  # it takes long
 def test_a_candidate_that_rolls_back_goes_on_at_its_own_pace(command, tmp_path):
     rates = ["optimizer.learning_rate=1e-5,3e-5,1", "optimizer.warmup_ratio=0.0", "training.on_divergence=rollback"]
     outcome = command("train", *RUN, *rates, "hydra.launcher.fuse=always", "hydra.sweep.dir=sweep", "--multirun")

@@ -19,6 +19,8 @@ from agent_tunix.lab.doctor import remedies
 from agent_tunix.lab.plan import memory
 from agent_tunix.lab.plan.plan import shapes
 from agent_tunix.lab.tune.config import LrFindConfig, TuneConfig
+from agent_tunix.models.checkpoints.loading import parameters
+from agent_tunix.models.published import of_repository
 
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
@@ -30,6 +32,14 @@ VALUE = re.compile(r"^ {4,}([a-z_]+: [\w\[].*?|lr\(t\) = .*?|[a-z_.]+=\S+)(?: *\
 CODE = re.compile(r"^.*(?:=|run_training|^ *[a-z_]+: \S).*$", re.MULTILINE)
 FEW_WORDS = 5  # a run of so many is a sentence taken over
 MEMORY = re.compile(r"([\d.]+) GB of device memory by `agent-tunix plan`")
+
+
+def test_models_that_nothing_was_measured_on_have_the_rates_of_the_rule():
+    for path in (REPOSITORY / "conf" / "model").glob("*.yaml"):
+        model = OmegaConf.load(path)
+        if model.guidance is not None and not model.guidance.measured and not path.stem.startswith("gemma3_"):
+            by_size = guidance.guidance_by_size(parameters(of_repository(model.weights)))
+            assert OmegaConf.to_container(model.guidance) == by_size.model_dump(), path.name
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +124,7 @@ def test_the_table_of_optimizer_keys_has_the_defaults_and_limits_of_the_code(mak
 
 def test_the_optimizer_page_has_the_rates_that_suit_each_model():
     rows = {name: cells[1] for cells in rows_of(OPTIMIZER_PAGE.read_text()) for name in cells[0].lower().split(", ")}
-    for path in (REPOSITORY / "conf" / "model").glob("*.yaml"):
+    for path in (REPOSITORY / "conf" / "model").glob("gemma3_*.yaml"):
         suitable = OmegaConf.load(path).guidance.learning_rate
         assert numbers(rows[path.stem.removeprefix("gemma3_")])[:2] == suitable, path.name
 

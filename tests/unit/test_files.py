@@ -138,7 +138,7 @@ def test_hostile_files_are_answered_in_little_time_and_memory(tmp_path):
         **dict.fromkeys(("padded", "chain", "tokenizer_pipe", "model_pipe"), "load_tokenizer"),
         "copied_pipe": "tokenizer_files",
         **dict.fromkeys(("config_pipe", "config_large"), "read_architecture"),
-        **dict.fromkeys(("weights_pipe", "index_pipe"), "SafetensorsFolder"),
+        **dict.fromkeys(("weights_pipe", "index_pipe"), "lambda folder: SafetensorsFolder(folder, True)"),
         **dict.fromkeys(("rows_pipe", "rows_endless", "rows_large"), "rows"),
         **dict.fromkeys(("run_pipe", "run_large", "run_laughs"), saved),
         "records_pipe": "read_run",

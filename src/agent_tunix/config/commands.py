@@ -20,15 +20,17 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from agent_tunix.config.compose import compose_config
-from agent_tunix.config.load import config_folder, escaped, leaves, search_path
+from agent_tunix.config.load import AUTO, config_folder, escaped, leaves, search_path
 from agent_tunix.config.output_folders import of_the_shell
 
-# Groups with one file for each name a configuration can give: the group, the key of the name, how the file's name begins.
+# Groups with one file for each name a configuration can give: the group, the key of the name, how the file's name may begin.
 NAMED_GROUPS = (
-    ("model", "model.model_size", "gemma3_"),
-    ("optimizer", "optimizer.optimizer_name", ""),
-    ("scheduler", "scheduler.scheduler_name", ""),
+    ("model", "model.model_size", ("gemma3_", "")),
+    ("optimizer", "optimizer.optimizer_name", ("",)),
+    ("scheduler", "scheduler.scheduler_name", ("",)),
 )
+# What a run takes from its checkpoint, where files of configuration leave it out.
+OF_CHECKPOINT = ("model.model_family", "model.model_size", "model.guidance", "model.architecture")
 RESUME = "training.resume"  # how a run was continued is no part of how it was set up
 PLAIN = re.compile(r"[A-Za-z_/][\w./:-]*", re.ASCII)  # a text that Hydra takes for one without quotes
 NOT_TEXT = ("null", "true", "false", "nan", "inf")
@@ -127,14 +129,22 @@ def _set_by(experiment: Path) -> dict[str, Any]:
 def _overrides_from(start: list[str], config: Mapping[str, Any]) -> list[str]:
     wanted, shipped = leaves(config), composed_leaves(*start)
     groups = []
-    for group, key, file in NAMED_GROUPS:
-        name, shipped_files = wanted.get(key), (config_folder() / group).glob("*.yaml")
-        if name != shipped.get(key) and f"{file}{name}" in (path.stem for path in shipped_files):  # it may be a path
-            groups.append(f"{group}={file}{name}")
+    for group, key, beginnings in NAMED_GROUPS:
+        name, files = wanted.get(key), {path.stem for path in (config_folder() / group).glob("*.yaml")}
+        named = [f"{beginning}{name}" for beginning in beginnings if f"{beginning}{name}" in files]  # it may be a path
+        if name != shipped.get(key) and (named or group == "model"):
+            groups.append(f"{group}={named[0] if named else AUTO}")
     if groups:
         shipped = composed_leaves(*start, *groups)
-    changed = [f"{k}={value_text(v)}" for k, v in wanted.items() if k != RESUME and shipped.get(k) != v]
+    left_out = tuple(key for key in OF_CHECKPOINT if shipped.get(key, "") is None)
+    changed = [
+        f"{k}={value_text(v)}" for k, v in wanted.items() if k != RESUME and shipped.get(k) != v and not _in(k, left_out)
+    ]
     return [*start, *groups, *changed, *(f"~{k}" for k in shipped if k not in wanted and _optional(k))]
+
+
+def _in(key: str, sections: Sequence[str]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
 def composed_leaves(*overrides: str) -> dict[str, Any]:

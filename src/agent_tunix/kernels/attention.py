@@ -64,11 +64,16 @@ def _first(positions_BT: jax.Array) -> jax.Array:
     return jnp.argmax(positions_BT >= 0, axis=1)
 
 
+def places_of_groups(positions_PT: jax.Array, lengths: Lengths, turned: bool) -> jax.Array:
+    """The positions by which `attend_groups` rotates: the tokens' own or, of turned sequences, 0, 1, 2 ... for all."""
+    return jnp.arange(lengths.prompt + lengths.completion(positions_PT))[None] if turned else positions_PT
+
+
 def attend_groups(q, k, v, positions_PT: jax.Array, lengths: Lengths, placing: Placing, reach: Reach, turned: bool):
     """As `attend`, of rows that are a prompt and then its group of completions, each of which sees the prompt and itself.
 
-    Queries and keys come before their norm and RoPE, which `placing` adds: by the tokens' own positions or, where sequences
-    are turned, by 0, 1, 2 ... for all. Turning norms heads on the way, as Gemma 3 does.
+    Queries and keys come before their norm and RoPE, which `placing` adds: by `places_of_groups`. With `turned`
+    sequences are given to cuDNN, and their heads normed on the way, as Gemma 3 norms them.
     """
 
     def joined(of_prompts, of_completions):

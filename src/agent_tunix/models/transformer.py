@@ -12,7 +12,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from agent_tunix.kernels.attention import Lengths, Reach, attend, attend_groups, attend_to, cudnn_serves
+from agent_tunix.kernels.attention import Lengths, Reach, attend, attend_groups, attend_to, cudnn_serves, places_of_groups
 from agent_tunix.kernels.mesh import cut
 from agent_tunix.kernels.norm_rope import rms_norm
 from agent_tunix.models.architecture import Architecture, Segment, Weights
@@ -65,8 +65,7 @@ def forward_groups(
     def read(q, k, v, placing, _, reach):
         return attend_groups(q, k, v, positions, lengths, placing, reach, turned), None
 
-    # Turned sequences all have the positions 0, 1, 2 ...
-    places = jnp.arange(lengths.prompt + lengths.completion(positions))[None] if turned else positions
+    places = places_of_groups(positions, lengths, turned)
     hidden, _ = _through(weights, adapters, arch, tokens, places, ("fsdp", None, None), (), read)
     return lengths.apart(hidden)
 

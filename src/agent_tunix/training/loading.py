@@ -152,9 +152,7 @@ def load_trained_model(trained: Config, notice: Notice) -> Model:
 def described(cfg: C) -> C:
     """The configuration with what its model is, where its files leave that to the checkpoint: family, numbers, guidance."""
     section = cfg.model
-    arch = known_architecture(section)
-    if arch is None:  # the weights are yet to be downloaded
-        arch = _fitting(section, find_checkpoint(section.weights))
+    arch = architecture(section)
     known: dict[str, Any] = {"model_family": arch.family, "architecture": arch.numbers()}
     if section.guidance is None or section.model_size is None:
         shipped = next((model for model in shipped_models() if of_shipped(model) == arch), None)
@@ -168,20 +166,15 @@ def described(cfg: C) -> C:
     return cfg.model_copy(update={"model": section.model_copy(update=known)})
 
 
-def described_architecture(section: ModelSection) -> Architecture:
-    """The architecture of a section that is `described`."""
-    return Architecture(**_given(section))
-
-
-def known_architecture(section: ModelSection) -> Architecture | None:
-    """The architecture of weights that are here or published; None for those that are out of reach, or unknown."""
-    if not is_remote(section.weights):
-        return _fitting(section, find_checkpoint(section.weights))
-    if (arch := of_repository(section.weights)) is not None:
-        _check_architecture(section, arch, f"model.weights={section.weights}")
-        return arch
-    numbers = section.architecture or {}
-    return Architecture(**fields_of(numbers)) if "norm_eps" in numbers else None  # as earlier runs recorded all of them
+def architecture(section: ModelSection) -> Architecture:
+    """The architecture of a model: by its weights where they are here; else as it is published or a run has recorded it."""
+    if is_remote(section.weights):
+        if (arch := of_repository(section.weights)) is not None:
+            _check_architecture(section, arch, f"model.weights={section.weights}")
+            return arch
+        if "norm_eps" in (section.architecture or {}):  # a run records all numbers
+            return Architecture(**_given(section))
+    return _fitting(section, find_checkpoint(section.weights))  # which downloads them
 
 
 def _fitting(section: ModelSection, checkpoint: Path) -> Architecture:

@@ -66,10 +66,11 @@ def group_reader(positions, lengths, reach):
     """Attention of groups as a function of queries, keys, values and the scales of norms, with RoPE of a few angles."""
 
     def read(q, k, v, q_norm, k_norm):
-        places = attention.places_of_groups(q, positions, lengths)
+        turned = attention.cudnn_serves(q)
+        places = attention.places_of_groups(positions, lengths, turned)
         angles = places[..., None, None] * jnp.geomspace(1.0, 0.01, q.shape[-1] // 2)
-        placing = Placing(q_norm, k_norm, jnp.cos(angles), jnp.sin(angles), 1e-6, 0.5)
-        return attention.attend_groups(q, k, v, positions, lengths, placing, reach)
+        placing = Placing(q_norm, k_norm, jnp.cos(angles), jnp.sin(angles), 1e-6, 0.5, 1.0)
+        return attention.attend_groups(q, k, v, positions, lengths, placing, reach, turned)
 
     return read
 

@@ -123,7 +123,7 @@ def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]
 
 
 def shapes(cfg: Config, width: int) -> memory.Shapes:
-    arch, (fsdp, tp) = loading.described_architecture(cfg.model), sizes_of(cfg.model.mesh_shape)
+    arch, (fsdp, tp) = loading.architecture(cfg.model), sizes_of(cfg.model.mesh_shape)
     supervised = cfg.training.method == "supervised"
     return memory.Shapes(
         arch=arch,
