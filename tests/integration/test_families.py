@@ -69,6 +69,11 @@ def test_weights_alone_are_enough(checkpoint, command, tmp_path):
     assert any((np.asarray(expected.layers[m]) != np.asarray(base.layers[m])).any() for m in adapters.a), "it has learnt"
 
 
+def test_a_model_of_its_own_needs_weights(command):
+    outcome = command("train", "model=auto", *SMALL)
+    assert (outcome.code, "model.weights is missing" in outcome.err) == (2, True)
+
+
 def test_all_weights_of_it_are_trained_head_and_biases_too(checkpoint, command, tmp_path):
     outcome = command("train", "model.weights=qwen", *SMALL, "model.lora_rank=0", "hydra.run.dir=run")
     assert outcome.code == 0, outcome.err

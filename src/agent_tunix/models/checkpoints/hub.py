@@ -21,6 +21,8 @@ QUICK = "No weights are needed for the quick test, which runs on any CPU:\n  age
 
 def find_checkpoint(source: str) -> Path:
     """The local folder or .gguf file that `model.weights` means; raises UserError where there is none within reach."""
+    if source == "???":  # as Hydra says that a value is missing
+        raise UserError(f"model.weights is missing: model=auto is whatever the weights are. {LOCAL}")
     if source.startswith(PACKAGED):
         return Path(__file__).parents[1] / source.removeprefix(PACKAGED)
     if source.startswith(KAGGLE):
