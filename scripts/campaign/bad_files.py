@@ -163,8 +163,6 @@ def _write_gguf(base: Path, seed: float) -> None:
     import gguf
     from safetensors.numpy import load_file
 
-    from agent_tunix.models.checkpoints.gguf import MODULES
-
     rng, kinds = random.Random(seed), gguf.GGUFValueType
     counts = {"block_count": 4, "embedding_length": 128, "feed_forward_length": 256, "attention.head_count": 4}
     counts |= {"attention.head_count_kv": 1, "attention.key_length": 32, "attention.sliding_window": 32}
@@ -198,12 +196,10 @@ def _write_gguf(base: Path, seed: float) -> None:
     writer = gguf.GGUFWriter(base / "model.gguf", rng.choice(["gemma3"] * 9 + ["llama", hostile.text(rng)]))
     for name, (value, kind, of) in fields.items():
         writer.add_key_value(name, value, kind, of)
-    of_layers = {ours: theirs for theirs, ours in MODULES.items()}
+    stored = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GEMMA3, counts["block_count"])
     for name, value in load_file(base / "model.safetensors").items():
-        parts = name.removesuffix(".weight").split(".")
-        top = {"embed_tokens": "token_embd", "norm": "output_norm"}.get(parts[1])
-        value = value.astype("float32") + (1 if parts[-1].endswith("norm") else 0)
-        writer.add_tensor(f"{top or f'blk.{parts[2]}.' + of_layers['.'.join(parts[3:])]}.weight", value)
+        added = 1 if name.endswith("norm.weight") else 0
+        writer.add_tensor(stored.get_name(name, (".weight",)), value.astype("float32") + added)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
