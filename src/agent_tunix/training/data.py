@@ -23,6 +23,7 @@ from agent_tunix.models.tokenizer import Tokenizer
 Notice = Callable[[str], None]
 ROWS_NAMED = 3  # of those that are malformed
 LONGEST_NAMED = 200  # characters of a text in a message
+LONGEST_SPELT = 20_000  # characters of a text that is looked at for words that a tokenizer does not know
 ROWS_SPELT = 20  # to see whether a tokenizer knows the data's words; it is meant for them or it is not
 
 
@@ -209,16 +210,21 @@ def _check_vocabulary(rows: Sequence[Row], data: DataSection, tokenizer: Tokeniz
     if tokenizer.unknown_id is None:  # as in byte-level vocabularies, which know every text
         return
     for row in rows[:ROWS_SPELT]:
-        if tokenizer.unknown_id in tokenizer.encode(row.question):
+        if tokenizer.unknown_id in tokenizer.encode(_beginning(row.question)):
             raise UserError(
                 f"The model's tokenizer does not know all words of the data, for example of {_named(row.question)}.\n"
                 "gemma3_tiny reads generated arithmetic only (data=arithmetic); for other data choose a real model."
             )
-    if tokenizer.unknown_id in tokenizer.encode(data.system_prompt):
+    if tokenizer.unknown_id in tokenizer.encode(_beginning(data.system_prompt)):
         raise UserError(
             f"The model's tokenizer does not know all words of data.system_prompt={_named(data.system_prompt)}.\n"
             "gemma3_tiny knows those of generated arithmetic only; for other prompts choose a real model."
         )
+
+
+def _beginning(text: str) -> str:
+    """The first words of a long text, as all of one that is not long."""
+    return text if len(text) <= LONGEST_SPELT else text[:LONGEST_SPELT].rpartition(" ")[0]
 
 
 def _named(text: str) -> str:
