@@ -23,10 +23,12 @@ from agent_tunix.engine.sampler import Draw, Sampling, sample
 from agent_tunix.engine.update import batch_logprobs, init_state, update
 from agent_tunix.environments.stream import left_pad
 from agent_tunix.kernels import device
+from agent_tunix.kernels.vocabulary_odds import kernel_is_known
 from agent_tunix.lab.plan.memory import Shapes, estimate
 from agent_tunix.models import lora
 from agent_tunix.models.architecture import Architecture, Weights
 from agent_tunix.models.checkpoints.loading import weight_shapes
+from agent_tunix.models.families.table import family_of
 from agent_tunix.models.sharding import mesh_of_sizes
 from agent_tunix.types import Batch
 
@@ -79,7 +81,8 @@ def main() -> None:
     state, _ = update(state, batch, weights, h, c, jnp.inf, arch=arch, micro_batches=slices, optimizer=optimizer)
     jax.block_until_ready(state)
     hopper = device.capability() == device.HOPPER
-    held = {"base_dtype": base_dtype, "kernels": hopper, "limit": device.memory_limit(), "optimizer": optimizer}
+    kernels = {"kernels": hopper and family_of(arch).kernels, "odds_kernel": kernel_is_known()}
+    held = {"base_dtype": base_dtype, **kernels, "limit": device.memory_limit(), "optimizer": optimizer}
     held["use_dora"] = use_dora
     planned = estimate(Shapes(arch, rank, modules if rank else (), 2, P, micro, G, 1, S, C, **held))["peak"]
     shape = f"{size} {P}x{G} {S}+{C} micro {micro} rank {rank} base {base_dtype} {optimizer}{' dora' if use_dora else ''}"

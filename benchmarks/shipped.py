@@ -11,7 +11,10 @@ from agent_tunix.models.published import of_repository
 
 
 def model_section(size: str) -> ModelSection:
-    section = OmegaConf.load(config_folder() / "model" / f"gemma3_{size}.yaml")
+    """Of Gemma 3's models by their size alone, of the others by the name of their file in conf/model."""
+    models = config_folder() / "model"
+    named = models / f"{size}.yaml"
+    section = OmegaConf.load(named if named.exists() else models / f"gemma3_{size}.yaml")
     section.pop("defaults", None)  # which are Hydra's
     return ModelSection.model_validate(OmegaConf.to_container(section))
 

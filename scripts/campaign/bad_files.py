@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -293,10 +294,12 @@ def run_folder(rng: random.Random, folder: Path) -> Arguments:
     """A folder that came from elsewhere: what it says of itself may be anything, and code in it must not be run."""
     run = folder / "run"
     shutil.copytree(OLD_RUN, run)
-    for _ in range(rng.choice([1, 1, 2])):
-        rng.choice(
-            [_config, _config, _value, _value, _evil, _records, _records, _records, _summary, _index_of_many, _links]
-        )(run, rng)
+    ways = [_config, _config, _value, _value, _evil, *[_records] * 3, _summary, _index_of_many, _links]
+    chosen = rng.choices(ways, k=rng.choice([1, 1, 2]))
+    late = [_index_of_many, _links]  # what is moved, or leads elsewhere, cannot be spoilt further
+    for way in sorted(chosen, key=lambda way: late.index(way) if way in late else -1):
+        with contextlib.suppress(ValueError):  # of what was spoilt before
+            way(run, rng)
     resumed = ["train", "training.resume=run"]
     verbs = [
         ["doctor", "run"],
@@ -370,7 +373,7 @@ def _index_of_many(run: Path, rng: random.Random) -> None:
 def _links(run: Path, rng: random.Random) -> None:
     """Something in the folder leads elsewhere, or is no file."""
     path = rng.choice(sorted(run.iterdir()))
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     way = rng.randrange(3)
     if way == 0:
         path.symlink_to(rng.choice([path.name, "/dev/zero", "/", "nowhere", "..", "/proc/self/fd/0"]))

@@ -320,7 +320,8 @@ def judged(bad: BadInput, scene: Scene | None, folder: Path) -> Verdict:
     outcome = run(arguments, folder, real=bad.real, terminal=bad.terminal)
     faults = [*outcome.faults(), *_faults_of_end(outcome, bad, folder), *half_written(folder)]
     if outcome.code == 2:
-        written = changes(before, content(folder))
+        own = {"rewards.py"} if bad.kind == "rewards" else set()  # which a function of it may remove
+        written = set(changes(before, content(folder))) - own
         faults += [f"a refusal changed {path}" for path in written if not _of_a_run_that_failed(path, folder)]
     ways = {0: "used", 2: "refused", 3: "diverged"}
     told = [] if not faults else [f"agent-tunix {' '.join(map(repr, arguments))[:2000]}", *faults, outcome.said()[-600:]]

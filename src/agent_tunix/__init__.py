@@ -60,7 +60,8 @@ def train(
     Args:
         overrides: As on the command line, `["+experiment=quick_test", "optimizer.learning_rate=1e-5"]`, or by keys,
             `{"+experiment": "quick_test", "optimizer.learning_rate": 1e-5}`. `training.resume=<folder>` goes on with a run.
-        reward_functions: Functions `(prompt, completion, answer) -> float` by their names, beside those that `reward` has.
+        reward_functions: Functions `(prompt, completion, answer) -> float` by their names, beside those that `reward` has;
+            docs/guide/extending.md has the other shapes.
             `reward.weights.<name>` weighs them, by 1 if it is not given. The run writes down their import paths. One that
             has none, as it stands in a notebook, a script or another function, has to be given again when the run goes on.
         quiet: Whether to print nothing.

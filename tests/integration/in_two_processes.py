@@ -42,7 +42,7 @@ class Pay:
 
     fault: Exception | None = None
 
-    def __call__(self, questions: list[str], completions: list[str], truths: list[str]) -> dict[str, np.ndarray]:
+    def __call__(self, prompts: list, completions: list[str], answers: list, rows: list) -> dict[str, np.ndarray]:
         self.asked = completions
         if self.fault:
             raise self.fault

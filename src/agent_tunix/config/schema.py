@@ -304,8 +304,8 @@ class RewardSection(Section):
     weights: dict[str, float] = Field(description="Weight of each function in the reward; 1 where none is given.")
     timeout: Annotated[float, Field(gt=0, le=86400)] | None = Field(
         default=None,
-        description="Seconds that a call of a function may take; the functions then run in a process of their own. "
-        "null: no limit.",
+        description="Seconds that a call of a function may take, calls that are awaited together counting as one; the "
+        "functions then run in a process of their own. null: no limit.",
     )
 
     @field_validator("functions", mode="before")

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe
@@ -31,20 +32,19 @@ from pathlib import Path
 
 from agent_tunix.config.imports import Origin
 from agent_tunix.console import show_controls
-from agent_tunix.errors import UserError
+from agent_tunix.environments.reward_call import CALLERS, TURN, Problem
+from agent_tunix.errors import UserError, named
 
 GRACE = 1.0  # seconds that a process has to say where it is and to end, before it is killed
-TURN = 0.2  # seconds
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)  # as faulthandler writes it, the innermost first
-Row = tuple[str, str, str]  # prompt, completion, answer
 
 
 class CallStopped(Exception):  # noqa: N818  # the user is told more than it knows
-    """A function did not return for a row; the text says what it did instead, as `took longer than ...`."""
+    """A call did not return; the text says what it did instead, as `took longer than ...`. `problem` is the call's first."""
 
-    def __init__(self, said: str, row: Row) -> None:
+    def __init__(self, said: str, problem: Problem) -> None:
         super().__init__(said)
-        self.row = row
+        self.problem = problem
 
 
 class RewardProcess:
@@ -83,21 +83,22 @@ class RewardProcess:
         if fault is not None:
             raise fault
 
-    def values(self, name: str, rows: Sequence[Row]) -> list[float]:
-        """What a function returns for each row; raises its fault, or CallStopped."""
+    def values(self, name: str, problems: Sequence[Problem]) -> list[float]:
+        """What a function returns for each completion; raises its fault, or CallStopped."""
         with self._turn:
             values: list[float] = []
-            for index, row in enumerate(rows):
+            while len(values) < len(problems):
+                problem = problems[len(values)]
                 if self._used_up:
-                    raise CallStopped("was not called, as another call has ended the process of the functions", row)
-                answer = self._answer(row, None if index else (name, list(rows)))
+                    raise CallStopped("was not called, as another call has ended the process of the functions", problem)
+                answer = self._answer(problem, None if values else (name, list(problems)))
                 if isinstance(answer, UserError):
                     raise answer  # after which the process calls no more
-                values.append(answer)
+                values += answer
         return values
 
-    def _answer(self, row: Row, asked: tuple[str, list[Row]] | None) -> float | UserError:
-        """What comes next from the process, which is asked for the rows from this one on, or is at work on it already."""
+    def _answer(self, problem: Problem, asked: tuple[str, list[Problem]] | None) -> list[float] | UserError:
+        """The values of the next call, of which this is the first problem; the process is `asked` for all that follow."""
         self._used_up = True  # unless there is an answer
         try:
             if asked:
@@ -107,10 +108,10 @@ class RewardProcess:
                 self._used_up = False
                 return answer
         except (EOFError, OSError):
-            raise CallStopped(f"did not return: its process {_end(self._process)}", row) from None
+            raise CallStopped(f"did not return: its process {_end(self._process)}", problem) from None
         if self._process.poll() is not None:  # its end is not seen where it has left a process that has the connection too
-            raise CallStopped(f"did not return: its process {_end(self._process)}", row)
-        raise CallStopped(f"took longer than reward.timeout={self._timeout:g} s{self._stop()}", row)
+            raise CallStopped(f"did not return: its process {_end(self._process)}", problem)
+        raise CallStopped(f"took longer than reward.timeout={self._timeout:g} s{self._stop()}", problem)
 
     def _comes(self) -> bool:
         """Whether there is an answer in time. Between short turns of waiting a thread hears what others raise in it."""
@@ -134,9 +135,10 @@ class RewardProcess:
 
 def serve(connection: int, places: int, watched: int) -> None:
     """The work of the process: loads functions, and calls them as long as it is asked to."""
-    from agent_tunix.environments.rewards import load_function, value_of  # here, as that module uses this one
+    from agent_tunix.environments.rewards import load_call  # here, as that module uses this one
 
     show_controls()  # a function may print what it is called with
+    threading.excepthook = _tell_of_thread
     for descriptor in (connection, places, watched):
         os.set_inheritable(descriptor, False)
     faulthandler.register(signal.SIGTERM, places, all_threads=False, chain=True)  # it says where it is and dies, in C alone
@@ -150,18 +152,18 @@ def serve(connection: int, places: int, watched: int) -> None:
 
     paths, origin = run.recv()
     try:
-        functions = {name: load_function(name, path, origin, notice) for name, path in paths.items()}
+        calls = {name: load_call(name, path, origin, notice) for name, path in paths.items()}
     except UserError as fault:
         run.send(fault)
         return
     run.send(None)
     with contextlib.suppress(EOFError, OSError):  # the run has ended
         while True:
-            name, rows = run.recv()
-            for row in rows:
-                answer: float | UserError
+            name, problems = run.recv()
+            for part in calls[name].parts(problems):
+                answer: list[float] | UserError
                 try:
-                    answer = value_of(name, functions[name], *row)
+                    answer = calls[name].values(part)
                 except UserError as fault:
                     answer = fault
                 run.send(answer)
@@ -169,10 +171,18 @@ def serve(connection: int, places: int, watched: int) -> None:
                     break
 
 
+def _tell_of_thread(ended: threading.ExceptHookArgs) -> None:
+    """A thread that a function has started fails beside it: the function's own value counts."""
+    frames = traceback.extract_tb(ended.exc_traceback)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    fault = ended.exc_type.__name__ if ended.exc_value is None else named(ended.exc_value)
+    print(f"warning: a thread of a reward function raised {fault}{place}", file=sys.stderr, flush=True)
+
+
 def _place(told: str) -> str:
     """The line of the function's own file, from the frames of its process."""
     frames = FRAME.findall(told)
-    callers = [index for index, (_, _, name) in enumerate(frames) if name == "value_of"]
+    callers = [index for index, (_, _, name) in enumerate(frames) if name in CALLERS]
     inner = frames[: callers[-1]] if callers else []
     own = [(file, line) for file, line, _ in inner if file == inner[-1][0]]
     return f" ({Path(own[0][0]).name}, line {own[0][1]})" if own else ""

@@ -1,9 +1,9 @@
-"""Reward functions: pure, one completion at a time, from 0 to 1; `conf/reward` gives each its weight.
+"""Reward functions: those here give one completion a number from 0 to 1; `conf/reward` gives each its weight.
 
-A user's own function has the same signature, `(prompt, completion, answer) -> float`, and is named by its import path:
-`+reward.functions.mine=my_module.my_reward`. One that Python hands over and that cannot be imported, as it stands in a
-notebook or a script, is named `python:__main__.my_reward`. That says what it was, and finds nothing: whoever goes on with
-such a run hands it over again.
+A user's own function has the same signature, `(prompt, completion, answer) -> float`, or another of those in
+`reward_call.py`, and is named by its import path: `+reward.functions.mine=my_module.my_reward`. One that Python hands over
+and that cannot be imported, as it stands in a notebook or a script, is named `python:__main__.my_reward`. That says what it
+was, and finds nothing: whoever goes on with such a run hands it over again.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-import itertools
-import math
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,19 +21,25 @@ from agent_tunix.config import imports
 from agent_tunix.config.imports import OWN, Origin
 from agent_tunix.engine import distributed
 from agent_tunix.environments import answers
-from agent_tunix.environments.reward_process import CallStopped, RewardProcess, Row
+from agent_tunix.environments.reward_call import (
+    EACH,
+    REWARD_FAULT,
+    ROW,
+    TOGETHER,
+    Problem,
+    RewardCall,
+    RewardFunction,
+    mistake,
+)
+from agent_tunix.environments.reward_process import CallStopped, RewardProcess
 from agent_tunix.environments.stream import Example
-from agent_tunix.errors import DivergenceError, UserError, calling, kind_of, named
+from agent_tunix.errors import DivergenceError, UserError, calling, named
 from agent_tunix.models.chat import ANSWER, REASONING
 
-REWARD_FAULT = "the reward function"  # how a divergence by a reward begins; a mistake in a function has a capital there
 TAKEN = ("mean", "std")  # names of metrics under reward/
 LARGEST = 1e18  # size of a reward: the spread of a group is made of squares in float32
-SHOWN = 1000  # characters of a completion in a message
-TAKES = ["prompt", "completion", "answer"]
 PYTHON = "python:"  # before the name of a function that cannot be imported
 Notice = Callable[[str], None]
-RewardFunction = Callable[[str, str, str], float]
 
 
 def format_exact(prompt: str, completion: str, answer: str) -> float:
@@ -79,13 +82,13 @@ class Scorer:
     ):
         _refuse_taken(functions)
         self.weights = {name: weights.get(name, 1.0) for name in functions}
-        self.functions: dict[str, RewardFunction] = {}
+        self._calls: dict[str, RewardCall] = {}
         self._process = None
         if timeout is None:
             for name, path in functions.items():
                 function = (handed_over or {}).get(name)
-                found = load_function(name, path, origin, notice) if function is None else checked(name, path, function)
-                self.functions[name] = found
+                found = load_call(name, path, origin, notice) if function is None else checked(name, path, function)
+                self._calls[name] = found
         else:
             _refuse_unimportable(functions)
             self._process = RewardProcess(functions, origin, notice, timeout)
@@ -96,10 +99,16 @@ class Scorer:
         other.weights = {name: weights.get(name, 1.0) for name in self.weights}
         return other
 
-    def __call__(self, prompts: list[str], completions: list[str], truths: list[str]) -> dict[str, np.ndarray]:
+    def __call__(
+        self,
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        answers: Sequence[str],
+        rows: Sequence[Mapping[str, Any]] | None = None,
+    ) -> dict[str, np.ndarray]:
         """Every function's value for every completion, unweighted."""
-        rows = list(zip(prompts, completions, truths, strict=True))
-        return {name: np.array(self._values(name, rows), np.float32) for name in self.weights}
+        problems = [Problem(*one) for one in zip(prompts, completions, answers, rows or [{}] * len(prompts), strict=True)]
+        return {name: np.array(self._values(name, problems), np.float32) for name in self.weights}
 
     def total(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
         """The reward itself."""
@@ -109,55 +118,15 @@ class Scorer:
             raise DivergenceError(f"{REWARD_FAULT}s with their weights sum up to {wrong[0]:g}, not within +-{LARGEST:g}")
         return total
 
-    def _values(self, name: str, rows: list[Row]) -> list[float]:
+    def _values(self, name: str, problems: Sequence[Problem]) -> list[float]:
         if self._process is None:
-            return [value_of(name, self.functions[name], *row) for row in rows]
+            call = self._calls[name]
+            return [value for part in call.parts(problems) for value in call.values(part)]
         try:
-            return self._process.values(name, rows)
+            return self._process.values(name, problems)
         except CallStopped as fault:
-            _, completion, truth = fault.row
             remedy = "Mend the function, give it more time by reward.timeout"
-            raise _mistake(name, str(fault), completion, truth, remedy) from None
-
-
-def value_of(name: str, function: RewardFunction, prompt: str, completion: str, truth: str) -> float:
-    """What a reward function gives to a completion; whatever it raises is a mistake that the user is told of."""
-
-    def raised(fault: BaseException) -> UserError:
-        return _mistake(name, f"raised {named(fault)}{_where(fault)}", completion, truth)
-
-    def no_number(fault: BaseException) -> UserError:
-        return _mistake(name, f"returned a {kind_of(returned)}, not a number ({named(fault)})", completion, truth)
-
-    with calling(raised):
-        returned = function(prompt, completion, truth)
-    with calling(no_number), np.errstate(over="ignore"):
-        value = float(np.float32(float(returned)))
-    if not math.isfinite(value):
-        on = f"the completion {shortened(completion)!r} (answer {truth!r})"
-        raise DivergenceError(f"{REWARD_FAULT} '{name}' returned {value} on {on}")
-    return value
-
-
-def _mistake(name: str, said: str, completion: str, truth: str, remedy: str = "Mend the function") -> UserError:
-    return UserError(
-        f"The reward function '{name}' {said}\n"
-        f"on the completion {shortened(completion)!r} (answer {truth!r}).\n"
-        f"{remedy}, or train without reward.functions.{name}."
-    )
-
-
-def shortened(completion: str) -> str:
-    """The beginning and the end of a long text."""
-    left_out = len(completion) - SHOWN
-    return completion if left_out <= 0 else f"{completion[: SHOWN // 2]} [{left_out} characters] {completion[-SHOWN // 2 :]}"
-
-
-def _where(fault: BaseException) -> str:
-    """The line of the function's own file at which it failed."""
-    frames = list(itertools.dropwhile(lambda frame: frame.name != "value_of", traceback.extract_tb(fault.__traceback__)))[1:]
-    own = [frame for frame in frames if frame.filename == frames[0].filename]
-    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+            raise mistake(name, str(fault), fault.problem, remedy) from None
 
 
 def is_fault_of_reward(fault: str) -> bool:
@@ -177,7 +146,7 @@ def foreseen(functions: Mapping[str, str], origin: Origin) -> list[str]:
             imports.find_elsewhere(_key(name), path, file)
             notes.append(f"training imports {path}, named by {file}; the plan does not")
         else:
-            load_function(name, path)
+            load_call(name, path)
     return notes
 
 
@@ -191,7 +160,7 @@ def path_of(function: RewardFunction) -> str:
     return path if importable and getattr(found, name, None) is function else f"{PYTHON}{path}"
 
 
-def load_function(name: str, path: str, origin: Origin = OWN, notice: Notice = print) -> RewardFunction:
+def load_call(name: str, path: str, origin: Origin = OWN, notice: Notice = print) -> RewardCall:
     """Imports `package.module.function`; modules in the working directory are found, unless a run's folder names them."""
     key = _key(name)
     if path.startswith(PYTHON):
@@ -201,26 +170,36 @@ def load_function(name: str, path: str, origin: Origin = OWN, notice: Notice = p
             f"module and name that, as in {key}=my_module.{path.rpartition('.')[2]}."
         )
     wanted = "a function (prompt, completion, answer) -> float, as in my_module.my_reward"
-    function = checked(name, path, imports.load(key, path, wanted, origin, notice))
-    signature = _signature(key, path, function)
-    if (file := origin.saved_in(key, path)) and [*(signature.parameters if signature else ())][:3] != TAKES:
+    function = imports.load(key, path, wanted, origin, notice)
+    call = checked(name, path, function)
+    if (file := origin.saved_in(key, path)) and _first_parameters(_signature(key, path, function)) not in (EACH, TOGETHER):
         raise UserError(
             f"{key}={path}, named by {file}, is not called: its parameters are not those of a reward (prompt, completion,\n"
             f"answer), so the texts of the run may have it do anything. If you trust it, give {key}={path} yourself."
         )
-    return function
+    return call
 
 
-def checked(name: str, path: str, function: RewardFunction) -> RewardFunction:
-    """The function that a path names, if it can be called as a reward is."""
+def checked(name: str, path: str, function: RewardFunction) -> RewardCall:
+    """The call of the function that a path names, if it can be called as a reward is."""
     key = _key(name)
     if not callable(function):
         raise UserError(f"{key}={path} is not a function.")
     if signature := _signature(key, path, function):
-        taken = f"{key}={path} takes {signature}; a reward is called with (prompt, completion, answer)."
-        with calling(lambda fault: UserError(taken)):
-            signature.bind("", "", "")
-    return function
+        refusal = UserError(
+            f"{key}={path} takes {signature}; a reward is called with (prompt, completion, answer), also with row where it\n"
+            "has that parameter, or with (prompts, completions, rows)."
+        )
+        first = _first_parameters(signature)
+        if first != TOGETHER and {ROW, *TOGETHER} & set(first):
+            raise refusal
+        with calling(lambda fault: refusal):
+            signature.bind("", "", "", **({ROW: {}} if ROW in [*signature.parameters][3:] else {}))
+    return RewardCall(name, function, signature)
+
+
+def _first_parameters(signature: inspect.Signature | None) -> list[str]:
+    return [*(signature.parameters if signature else ())][:3]
 
 
 def _signature(key: str, path: str, function: RewardFunction) -> inspect.Signature | None:
@@ -263,7 +242,7 @@ class Scored:
 def score(scorer: Scorer, examples: Sequence[Example], texts: Mapping[int, str], G: int) -> Scored:
     """Rewards of G completions per example; each process scores the texts that it holds, given by row."""
     of = [examples[row // G] for row in texts]
-    truths = [e.answer for e in of]
-    own = distributed.agreed(lambda: scorer([e.question for e in of], list(texts.values()), truths))
+    columns = [e.question for e in of], list(texts.values()), [e.answer for e in of], [e.row for e in of]
+    own = distributed.agreed(lambda: scorer(*columns))
     values = distributed.gather_rows(list(texts), own, G * len(examples))
     return Scored(texts, values, scorer.total(values).reshape(-1, G))

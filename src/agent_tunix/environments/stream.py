@@ -7,7 +7,8 @@ nothing but its position to see what the uninterrupted run would have seen.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,20 +18,24 @@ from agent_tunix.environments.tables import Row
 from agent_tunix.models.tokenizer import Tokenizer
 from agent_tunix.types import Prompts
 
+LONGEST_QUESTION = 1_000_000  # characters: it is no prompt that fits, and tokenizing it would take gigabytes
+
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """A question, its true answer, its prompt as tokens, and a worked answer to learn from, where there is one."""
+    """A question, its true answer, its prompt as tokens, a worked answer to learn from, where there is one, and its row."""
 
     question: str
     answer: str
     prompt_ids: tuple[int, ...]
     worked: str = ""
+    row: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
 
 
 def arithmetic_rows(split: str, count: int, seed: int) -> list[Row]:
     problems = arithmetic.generate(count, seed, split)
-    return [Row(p.question, str(p.answer), f"{p.a}{p.operation}{p.b}={p.answer}") for p in problems]
+    rows = [Row(p.question, str(p.answer), f"{p.a}{p.operation}{p.b}={p.answer}") for p in problems]
+    return [dataclasses.replace(row, fields={"question": row.question, "answer": row.answer}) for row in rows]
 
 
 def tokenize(
@@ -40,10 +45,12 @@ def tokenize(
 
     `thinking` is the chat template's switch; None leaves it to the template.
     """
-    prompts = tokenizer.encode_all([tokenizer.chat.prompt(row.question, system_prompt, thinking) for row in rows])
-    examples = [Example(row.question, row.answer, tuple(ids), row.worked) for row, ids in zip(rows, prompts, strict=True)]
+    rows_read = [row for row in rows if len(row.question) <= LONGEST_QUESTION]
+    prompts = tokenizer.encode_all([tokenizer.chat.prompt(row.question, system_prompt, thinking) for row in rows_read])
+    pairs = zip(rows_read, prompts, strict=True)
+    examples = [Example(row.question, row.answer, tuple(ids), row.worked, row.fields) for row, ids in pairs]
     kept = [example for example in examples if len(example.prompt_ids) <= longest]
-    return kept, len(examples) - len(kept)
+    return kept, len(rows) - len(kept)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ import math
 import os
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, AnyStr
@@ -40,11 +40,12 @@ SHORT_FLOATS = {"halffloat": np.float16, "float": np.float32}  # by Arrow's name
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A question, its true answer, and the worked answer that leads to it, where there is one."""
+    """A question, its true answer, the worked answer that leads to it, where there is one, and all fields of the row."""
 
     question: str
     answer: str
     worked: str = ""
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,11 +122,11 @@ def _row(raw: Any, fmt: RowFormat) -> Row:
     except UnicodeEncodeError as fault:
         raise ValueError(f"not text ({fault.reason})") from fault
     if fmt.answer_pattern is None:
-        return Row(question, text)
+        return Row(question, text, fields=raw)
     match = re.search(fmt.answer_pattern, text)
     if match is None or not (match.group(1) or "").strip():
         raise ValueError(f"the answer does not fit data.answer_pattern={fmt.answer_pattern}")
-    return Row(question, match.group(1), _without_annotations(text[: match.start()]))
+    return Row(question, match.group(1), _without_annotations(text[: match.start()]), raw)
 
 
 def _without_annotations(worked: str) -> str:
@@ -236,7 +237,7 @@ def _refuse_twins(names: list[str]) -> None:
 
 
 def _parquet(file: Path, wanted: set[str]) -> Numbered:
-    """Rows with the wanted fields alone, as others may hold what Python cannot."""
+    """Rows with the wanted fields and the others of texts and numbers; what else there is may hold what Python cannot."""
     try:
         import pyarrow.parquet
     except ImportError as fault:
@@ -247,9 +248,9 @@ def _parquet(file: Path, wanted: set[str]) -> Numbered:
         if not wanted <= set(schema.names):
             yield 1, dict.fromkeys(schema.names)
             return
-        kinds = {name: schema.field(name).type for name in sorted(wanted)}
-        for name, kind in kinds.items():
-            _refuse_others(name, kind)
+        kinds = {field.name: field.type for field in schema if field.name in wanted or _is_plain(field.type)}
+        for name in sorted(wanted):
+            _refuse_others(name, kinds[name])
         short = {name: SHORT_FLOATS[str(kind)] for name, kind in kinds.items() if str(kind) in SHORT_FLOATS}
 
         def as_written(row: dict[str, Any]) -> dict[str, Any]:
@@ -268,10 +269,17 @@ def _refuse_others(name: str, kind: Any) -> None:
     from pyarrow import types
 
     of = kind.value_type if types.is_dictionary(kind) else kind
-    texts = types.is_string(of) or types.is_large_string(of)
-    numbers = types.is_integer(of) or types.is_floating(of) or types.is_decimal(of) or types.is_boolean(of)
-    if not (texts or numbers or types.is_temporal(of) or types.is_null(of)):
+    if not (_is_plain(kind) or types.is_temporal(of) or types.is_null(of)):
         raise ValueError(f"the field '{name}' holds {kind}, not a text or a number")
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether a field of parquet holds texts or numbers."""
+    from pyarrow import types
+
+    of = kind.value_type if types.is_dictionary(kind) else kind
+    texts = types.is_string(of) or types.is_large_string(of)
+    return texts or types.is_integer(of) or types.is_floating(of) or types.is_decimal(of) or types.is_boolean(of)
 
 
 def _counted(batch: Any, unpacked: Unpacked) -> Any:

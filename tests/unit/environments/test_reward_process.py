@@ -16,7 +16,7 @@ from agent_tunix.environments.rewards import Scorer
 from agent_tunix.errors import DivergenceError, UserError
 
 FUNCTIONS = """
-import itertools, os, re, signal, socket, subprocess, time
+import itertools, os, re, signal, socket, subprocess, threading, time
 
 here, calls = os.getpid(), itertools.count(1)
 
@@ -70,6 +70,11 @@ def leave(prompt, completion, answer):
 
 def fail(prompt, completion, answer):
     raise KeyError("lost")
+
+def fail_beside(prompt, completion, answer):
+    (thread := threading.Thread(target=lambda: 1 / 0)).start()
+    thread.join()
+    return 1.0
 
 def show(prompt, completion, answer):
     print(completion, flush=True)
@@ -255,6 +260,15 @@ def test_a_module_that_ends_its_process_is_named(tmp_path):
     (tmp_path / "leaving_rewards.py").write_text("import os\nos._exit(3)\n")
     with pytest.raises(UserError, match=r"while leaving_rewards\.mine were loaded, their process ended with exit code 3"):
         Scorer({"mine": "leaving_rewards.mine"}, {}, timeout=60)
+
+
+def test_a_thread_that_fails_beside_a_function_is_told_of_in_a_line(capfd):
+    assert called("fail_beside", ["a"]) == [1]
+    line = line_of("(thread := threading.Thread(target=lambda: 1 / 0)).start()")
+    said = (
+        f"warning: a thread of a reward function raised ZeroDivisionError: division by zero (slow_rewards.py, line {line})\n"
+    )
+    assert capfd.readouterr().err == said
 
 
 def test_what_a_function_prints_is_not_obeyed_by_the_terminal(capfd):

@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from agent_tunix.environments.stream import Example, Stream, arithmetic_rows, batches, left_pad, right_pad, tokenize
+from agent_tunix.environments.stream import (
+    LONGEST_QUESTION,
+    Example,
+    Stream,
+    arithmetic_rows,
+    batches,
+    left_pad,
+    right_pad,
+    tokenize,
+)
 from agent_tunix.environments.tables import Row
 from agent_tunix.models.checkpoints.hub import find_checkpoint
 from agent_tunix.models.tokenizer import load_tokenizer
@@ -28,6 +37,14 @@ def test_prompts_over_the_limit_are_dropped_and_counted():
     assert kept[0].prompt_ids == tuple(map(ord, prompt))
     assert len(kept[0].prompt_ids) == shortest
     assert dropped == 1
+
+
+def test_a_question_of_megabytes_is_dropped_unread():
+    read = []
+    tokenizer = Mock(encode_all=lambda texts: read.extend(texts) or [[1] for _ in texts])
+    tokenizer.chat.prompt = lambda question, system, thinking: question
+    kept, dropped = tokenize([Row("short", "1"), Row("x" * (LONGEST_QUESTION + 1), "2")], tokenizer, "", None, 8)
+    assert ([example.question for example in kept], dropped, read) == (["short"], 1, ["short"])
 
 
 def test_arithmetic_rows_are_generated_for_the_split():

@@ -106,6 +106,22 @@ def test_an_empty_file_for_the_test_is_named(tmp_path):
         read_rows(str(tmp_path), None, "test", 0.5, PLAIN)
 
 
+def test_a_row_keeps_all_its_fields(tmp_path):
+    whole = {"question": "q1", "answer": "1", "level": 3, "tags": ["a", {"b": None}]}
+    (tmp_path / "data.jsonl").write_text(json.dumps(whole))
+    ((row,), _) = read_rows(str(tmp_path / "data.jsonl"), None, "train", 1.0, PLAIN)
+    assert row.fields == whole
+
+
+def test_a_row_of_parquet_keeps_its_texts_and_numbers(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow comes with the extra `datasets`")
+    pyarrow = pytest.importorskip("pyarrow")
+    columns = {"question": ["q1"], "answer": [1], "level": [2.5], "easy": [True], "nested": [{"a": 1}], "raw": [b"\xff"]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "data.parquet")
+    ((row,), _) = read_rows(str(tmp_path / "data.parquet"), None, "train", 1.0, PLAIN)
+    assert row.fields == {"question": "q1", "answer": 1, "level": 2.5, "easy": True}
+
+
 def test_parquet(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow comes with the extra `datasets`")
     import pyarrow

@@ -59,7 +59,7 @@ class Shapes:
 
     `kernels`: on one GPU of the Hopper kind attention writes no scores, and the sampler holds the layers once more, if they
     are not quantised, its `limit`, in bytes, has room for them and adapters have no magnitudes. With `odds_kernel` the loss
-    writes no logits there.
+    writes no logits there, whatever the family.
     """
 
     arch: Architecture
@@ -76,7 +76,7 @@ class Shapes:
     tp: int = 1
     base_dtype: BaseDtype | None = None
     kernels: bool = False
-    odds_kernel: bool = True
+    odds_kernel: bool = False
     limit: float = math.inf
     optimizer: str = "adamw"
     use_dora: bool = False
@@ -262,7 +262,7 @@ def _embedding_gradients(s: Shapes) -> float:
 def _chunk(s: Shapes) -> float:
     """The logits alive at once while log-probabilities are taken, and again in the gradient of a trained embedding."""
     tokens = s.micro_batch * s.generations * s.completion_length
-    if s.kernels and s.odds_kernel and s.lora_rank:
+    if s.odds_kernel and s.lora_rank:
         return LOSS_ODDS_COPIES * odds_rows(tokens, s.arch.vocab_size) * s.arch.vocab_size * FLOAT32
     return LOSS_LOGITS_COPIES * min(LOGITS_BUDGET, tokens * s.arch.vocab_size) * s.vocabulary_share * FLOAT32
 

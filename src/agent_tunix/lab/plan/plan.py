@@ -140,7 +140,7 @@ def shapes(cfg: Config, width: int) -> memory.Shapes:
         tp=tp,
         base_dtype=cfg.model.base_dtype,
         kernels=_has_kernels(cfg) and family_of(arch).kernels,
-        odds_kernel=kernel_is_known(),
+        odds_kernel=_has_kernels(cfg) and kernel_is_known(),
         limit=device.memory_limit(),
         optimizer=cfg.optimizer.optimizer_name,
         use_dora=cfg.model.use_dora,

@@ -56,7 +56,8 @@ def contents(folder: Path) -> Record:
     kind = kind_of(folder)
     if kind is None:
         raise UserError(
-            f"{folder} holds no run, sweep or tune. Give runs/<time> as training printed it, or multirun/<time> for a sweep."
+            f"{folder} holds no run, sweep or tune: none of config.yaml, sweep.json and tune.json is a file there. "
+            "Give runs/<time> as training printed it, or multirun/<time> for a sweep."
         )
     page = {"run": _run, "sweep": _sweep, "tune": _tune}[kind](folder)
     named = {"kind": kind, "name": folder.resolve().name}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,6 +28,7 @@ from agent_tunix.training.progress import say
 from agent_tunix.types import Record
 
 USAGE = "usage: agent-tunix watch <run, sweep or tune folder> [--port N]"
+TURN = 0.2  # seconds
 HOST, PORT, TRIES = "127.0.0.1", 8265, 20
 RUN_FILES = ("config.yaml", "metrics.jsonl", "evals.jsonl", "samples.jsonl", "summary.json", "lr_find.json")
 READ = (*RUN_FILES, "sweep.json", "tune.json", "best.yaml")
@@ -43,10 +45,22 @@ def main(arguments: Sequence[str], console: Console) -> None:
         if not folder.exists():
             say(console, "There is no such folder yet: the page fills once a run begins there.")
         try:
-            with ended_as_by_interrupts():
-                server.serve_forever()
+            _serve(server)
         except KeyboardInterrupt:
             console.print("")
+
+
+def _serve(server: Server) -> None:
+    """Until an interrupt, which is raised while this thread sleeps: raised within the server's own work, it might count as
+    the fault of a request, and be forgotten."""
+    serving = threading.Thread(target=server.serve_forever, daemon=True)
+    serving.start()
+    with ended_as_by_interrupts():
+        try:
+            while serving.is_alive():
+                time.sleep(TURN)
+        finally:
+            server.shutdown()
 
 
 def _parsed(arguments: list[str]) -> tuple[Path, int | None]:

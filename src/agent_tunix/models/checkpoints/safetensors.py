@@ -80,21 +80,26 @@ def _wrong_kind(path: Path, fault: BaseException) -> UserError:
 
 
 def numeric(arch: Architecture) -> Architecture:
-    """The architecture, if its numbers are numbers of a model: a file may hold "6" or 6.0 for 6, and infinity."""
-    kinds = {"int": int, "float": int | float}
+    """The architecture, if its numbers are numbers of a model: a file may hold "6" or 6.0 for 6, and infinity.
+
+    Real numbers that were written as whole ones are real: of an integer JAX asks that it has 32 bits.
+    """
+    kinds, real = {"int": int, "float": int | float}, dict[str, Any]()
     for field in dataclasses.fields(arch):
         if field.type not in kinds:
             continue
         value = getattr(arch, field.name)
         if not isinstance(value, kinds[field.type]) or not 0 < value < GREATEST:
             raise TypeError(f"{field.name} is {value!r}")
+        if field.type == "float":
+            real[field.name] = float(value)
     if arch.num_layers > MOST_LAYERS:
         raise ValueError(f"num_layers is {arch.num_layers}")
     if arch.num_heads % arch.num_kv_heads or arch.head_dim % 2:
         raise ValueError(f"{arch.num_heads} heads of {arch.head_dim} share {arch.num_kv_heads} keys")
     if not isinstance(arch.tied, bool):
         raise TypeError(f"tie_word_embeddings is {arch.tied!r}")
-    return arch
+    return dataclasses.replace(arch, **real)
 
 
 def config_of(arch: Architecture, dtype: str) -> dict[str, Any]:

@@ -88,6 +88,11 @@ def pre_norm_architecture(family: str, config: Mapping[str, Any], defaults: Mapp
 
 def pre_norm_config(arch: Architecture) -> dict[str, Any]:
     """The numbers of a config.json of Llama's kind."""
+    return shared_config(arch) | {"hidden_act": "silu"}
+
+
+def shared_config(arch: Architecture) -> dict[str, Any]:
+    """The numbers of a config.json that every family has, under the same keys."""
     return {
         "vocab_size": arch.vocab_size,
         "num_hidden_layers": arch.num_layers,
@@ -96,7 +101,6 @@ def pre_norm_config(arch: Architecture) -> dict[str, Any]:
         "num_key_value_heads": arch.num_kv_heads,
         "head_dim": arch.head_dim,
         "intermediate_size": arch.hidden_dim,
-        "hidden_act": "silu",
         "rms_norm_eps": arch.norm_eps,
         "rope_theta": arch.rope_global_base,
         "rope_scaling": scaling_of(arch),
@@ -128,7 +132,7 @@ def refuse_unsupported(config: Mapping[str, Any], fixed: Mapping[str, Any]) -> N
     for key, value in fixed.items():
         found = config.get(key, value)
         if found != value and not (found is None and value is False):
-            shown = "set" if isinstance(found, dict | list) else json.dumps(found)
+            shown = "set" if isinstance(found, dict | list) else f"{json.dumps(found):.80}"
             raise UserError(f"{key} is {shown}; only {json.dumps(value)} is supported.")
 
 

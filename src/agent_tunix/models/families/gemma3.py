@@ -17,7 +17,7 @@ import jax
 from agent_tunix.errors import UserError
 from agent_tunix.models.architecture import Architecture
 from agent_tunix.models.blocks import Layer
-from agent_tunix.models.families.family import HEAD_NORMS, TIED, Family, refuse_unsupported, rope_scaling, scaling_of
+from agent_tunix.models.families.family import HEAD_NORMS, TIED, Family, refuse_unsupported, rope_scaling, shared_config
 
 # Of transformers' Gemma3TextConfig. Most of them are left out for 4B, 12B and 27B.
 DEFAULTS: Mapping[str, Any] = {
@@ -114,27 +114,17 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, float, float]:
 
 def to_config(arch: Architecture) -> dict[str, Any]:
     """In single keys, which every version of transformers, vLLM and llama.cpp's converter reads."""
-    scalar, scaling = round(arch.query_scale**-2, 6), scaling_of(arch)
-    return {
+    scalar, numbers = round(arch.query_scale**-2, 6), shared_config(arch)
+    return numbers | {
         "model_type": "gemma3_text",
-        "vocab_size": arch.vocab_size,
-        "num_hidden_layers": arch.num_layers,
-        "hidden_size": arch.embed_dim,
-        "num_attention_heads": arch.num_heads,
-        "num_key_value_heads": arch.num_kv_heads,
-        "head_dim": arch.head_dim,
-        "intermediate_size": arch.hidden_dim,
         "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": arch.sliding_window,
         "sliding_window_pattern": arch.global_every,
         "layer_types": layer_kinds(arch.num_layers, arch.global_every),
         "query_pre_attn_scalar": int(scalar) if scalar.is_integer() else scalar,  # transformers takes whole numbers only
         "rope_local_base_freq": arch.rope_local_base,
-        "rope_theta": arch.rope_global_base,
-        "rope_scaling": scaling,
-        "rms_norm_eps": arch.norm_eps,
-        "max_position_embeddings": 32768 if scaling is None else 131072,  # as published for models with scaled positions
-        TIED: True,
+        # As published, longer for models with scaled positions.
+        "max_position_embeddings": 32768 if numbers["rope_scaling"] is None else 131072,
         "attention_bias": False,
         "pad_token_id": 0,
         "eos_token_id": 1,

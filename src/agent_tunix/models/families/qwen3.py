@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from agent_tunix.models.architecture import Architecture
+from agent_tunix.models.families import qwen2
 from agent_tunix.models.families.family import (
     HEAD_NORMS,
     PRE_NORMS,
@@ -19,17 +20,7 @@ from agent_tunix.models.families.family import (
 )
 from agent_tunix.models.lora import ATTENTION
 
-# Of transformers' Qwen3Config.
-DEFAULTS = {
-    "vocab_size": 151936,
-    "hidden_size": 4096,
-    "intermediate_size": 22016,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "head_dim": 128,
-    "rms_norm_eps": 1e-6,
-}
+DEFAULTS = {**qwen2.DEFAULTS, "head_dim": 128}  # of transformers' Qwen3Config
 
 
 def from_config(config: Mapping[str, Any]) -> Architecture:

@@ -8,6 +8,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from agent_tunix.algorithm import optimizers
 from agent_tunix.config.load import config_folder, validate
@@ -25,6 +26,7 @@ from agent_tunix.lab.plan.memory import (
 from agent_tunix.models.architecture import Architecture
 from agent_tunix.models.checkpoints.hub import find_checkpoint
 from agent_tunix.models.checkpoints.loading import parameters, read_architecture
+from agent_tunix.models.families.table import family_of
 from agent_tunix.models.lora import ATTENTION, FEED_FORWARD
 from agent_tunix.models.published import of_repository
 from agent_tunix.training import loading, setup
@@ -42,44 +44,53 @@ def measured() -> list[tuple[Shapes, float]]:
         for size, *numbers, base, peak in ROW.findall(section):
             base_dtype = None if base == "bf16" else base
             s = dataclasses.replace(shapes(size, *map(int, numbers)), base_dtype=base_dtype)
-            found.append((dataclasses.replace(s, kernels=not section.startswith("Without")), float(peak)))
+            found.append((s if section.startswith("Without") else on_hopper(s), float(peak)))
     return found
 
 
 def architecture(size: str) -> Architecture:
-    tiny = size == "tiny"
-    return read_architecture(find_checkpoint("package:tiny"), {}) if tiny else of_repository(f"google/gemma-3-{size}-it")
+    """Of Gemma 3's models by their size alone, of the others by the name of their file in conf/model."""
+    if size == "tiny":
+        return read_architecture(find_checkpoint("package:tiny"), {})
+    described = config_folder() / "model" / f"{size}.yaml"
+    return of_repository(OmegaConf.load(described).weights if described.exists() else f"google/gemma-3-{size}-it")
 
 
 def shapes(size="270m", P=4, G=4, S=256, C=512, micro=4, rank=32) -> Shapes:
     return Shapes(architecture(size), rank, MODULES, 2, P, micro, G, 1, S, C)
 
 
+def on_hopper(s: Shapes) -> Shapes:
+    """With the kernels that a GPU of the Hopper kind has: all of them for Gemma, that of the loss for other families."""
+    return dataclasses.replace(s, kernels=family_of(s.arch).kernels, odds_kernel=True)
+
+
 def test_the_estimate_is_near_what_the_device_reported():
     rows = measured()
-    assert len(rows) >= 49
+    assert len(rows) >= 60
     for s, peak in rows:
-        assert estimate(s)["peak"] == pytest.approx(peak, rel=0.05), s
+        fitted = s.arch.family == "gemma3"  # to which the factors were; the other families' rows only check them
+        assert estimate(s)["peak"] == pytest.approx(peak, rel=0.05 if fitted else 0.1), s
 
 
 def test_where_the_kernel_of_the_loss_is_not_known_its_logits_are_counted():
     """As with jax 0.10 on a Hopper GPU, where attention and rollout have their kernels."""
-    s = dataclasses.replace(shapes(), kernels=True)
+    s = on_hopper(shapes())
     written = dataclasses.replace(s, odds_kernel=False)
-    assert estimate(written)["logits chunk"] == estimate(dataclasses.replace(s, kernels=False))["logits chunk"]
+    assert estimate(written)["logits chunk"] == estimate(shapes())["logits chunk"]
     assert estimate(written)["peak"] > estimate(s)["peak"]
 
 
 def test_a_device_that_has_no_room_for_the_layers_twice_is_not_given_them_twice():
     """27B in bfloat16 takes 55 GB, its layers 52 of them."""
-    s = dataclasses.replace(shapes("27b", micro=1), kernels=True)
+    s = on_hopper(shapes("27b", micro=1))
     assert estimate(s)["peak"] > 105 > estimate(dataclasses.replace(s, limit=105e9))["peak"] > 55
     assert estimate(dataclasses.replace(s, limit=130e9)) == estimate(s)
 
 
 def test_several_policies_share_all_but_their_rows_and_adapters():
     """Eight policies took 7.52 GB: benchmarks/2026-11-16-memory.md."""
-    s = dataclasses.replace(shapes(), kernels=True)
+    s = on_hopper(shapes())
     assert peak_of_several(s, 1) == estimate(s)["peak"]
     assert peak_of_several(s, 8) == pytest.approx(7.52, rel=0.05)
 

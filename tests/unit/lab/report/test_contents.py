@@ -367,7 +367,8 @@ def test_a_sweep_of_ramps_is_not_judged_by_how_they_ended(sweep):
 
 def test_a_folder_of_something_else_is_said_to_be_that(tmp_path):
     assert kind_of(tmp_path / "absent") is None
-    with pytest.raises(UserError, match="holds no run"):
+    (tmp_path / "metrics.jsonl").write_text("")  # of a run whose config.yaml is gone
+    with pytest.raises(UserError, match=r"holds no run.*config\.yaml"):
         contents(tmp_path)
 
 

@@ -134,10 +134,7 @@ def test_mistakes_are_answered_without_a_traceback(command, arguments):
 def test_ctrl_c_and_sigterm_end_it_quietly(command, write_run, tmp_path, monkeypatch, number):
     write_run(tmp_path / "run")
 
-    def interrupted(server):
-        signal.raise_signal(number)
-
-    monkeypatch.setattr(watch.Server, "serve_forever", interrupted)
+    monkeypatch.setattr(watch, "time", Mock(sleep=lambda seconds: signal.raise_signal(number)))
     outcome = command("watch", "run")
     assert outcome.code == 0
     assert "http://127.0.0.1:" in outcome.out

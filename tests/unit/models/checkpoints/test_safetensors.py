@@ -168,6 +168,15 @@ def test_a_value_of_the_wrong_kind_is_said_without_a_traceback(tmp_path, change)
         read_architecture(write(tmp_path, {**PUBLISHED["1b"], **change}))
 
 
+@pytest.mark.parametrize("key", ["rms_norm_eps", "rope_theta"])
+def test_a_whole_number_counts_as_a_real_one_however_large(tmp_path, key):
+    """JAX takes an integer of a program for one of 32 bits."""
+    arch = read_architecture(write(tmp_path, {**PUBLISHED["1b"], key: 2**31}))
+    assert (arch.norm_eps if key == "rms_norm_eps" else arch.rope_global_base) == 2.0**31
+    assert isinstance(arch.norm_eps, float)
+    assert isinstance(arch.rope_global_base, float)
+
+
 @pytest.mark.parametrize(
     ("index", "said"),
     [
