@@ -68,7 +68,8 @@ class Moved:
 def shapes(size: str, prompts: int, generations: int, micro_batch: int, fsdp: int = 1, tp: int = 1) -> memory.Shapes:
     """The benchmark's lengths and rank; one device is of the Hopper kind."""
     lengths = {"prompt_length": 256, "completion_length": 512}
-    where = {"fsdp": fsdp, "tp": tp, "kernels": fsdp * tp == 1}
+    one = fsdp * tp == 1
+    where = {"fsdp": fsdp, "tp": tp, "kernels": one, "odds_kernel": one}
     return memory.Shapes(architecture(size), 32, MODULES, BF16, prompts, micro_batch, generations, 1, **lengths, **where)
 
 
