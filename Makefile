@@ -53,6 +53,8 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/installed-test: pyproject.toml constraints.txt | $(BIN)/python
 	$(if $(UV),uv pip install -q --python $(BIN)/python,$(BIN)/python -m pip install -q) -c constraints.txt -e '.[test]'
+	@$(if $(UV),uv pip install -q --python $(BIN)/python,$(BIN)/python -m pip install -q) -c constraints.txt -e '.[reasoning-gym]' \
+	  || echo "reasoning-gym could not be installed (it needs a C compiler); its tests will be skipped"
 	@touch $@ $(VENV)/installed
 
 $(VENV)/installed-parity: pyproject.toml constraints.txt | $(BIN)/python

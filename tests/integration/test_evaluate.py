@@ -293,6 +293,20 @@ def test_the_answer_given_most_often_is_the_majoritys():
     assert record["pass@4"] == 1
 
 
+def test_a_scorer_of_the_data_says_what_is_solved(command, tmp_path):
+    half = "def half(prompt, completion, answer, row):\n    return 1 if int(row['answer']) % 2 else 0.5\n"
+    (tmp_path / "mine.py").write_text(half)
+    outcome = command("evaluate", "model=gemma3_tiny", *SMALL, "data.scorer=mine.half", "hydra.run.dir=odd")
+    assert outcome.code == 0, outcome.err
+    (record,) = read_records(tmp_path / "odd" / "evals.jsonl")
+    assert 0 < record["accuracy"] < 1
+    assert record["partial_accuracy"] == (1 + record["accuracy"]) / 2
+    assert command("train", *TRAIN, *SMALL, "training.num_batches=1", "data.scorer=mine.half", "hydra.run.dir=run").code == 0
+    assert read_records(tmp_path / "run" / "evals.jsonl")[-1]["partial_accuracy"] > 0.5
+    refused = command("evaluate", "model=gemma3_tiny", *SMALL, "data.scorer=mine.none")
+    assert (refused.code, "data.scorer=mine.none" in refused.err) == (2, True)
+
+
 def test_what_does_not_keep_to_the_format_has_no_vote():
     """A majority of eight is never more than one of the eight."""
     given = ["44+35 <answer>79</answer>"] * 7 + ["<reasoning>so</reasoning><answer>78</answer>"]

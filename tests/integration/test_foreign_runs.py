@@ -84,6 +84,19 @@ def test_no_verb_runs_what_came_with_it(cwd, place, command, run, tmp_path, monk
     assert not trace.exists()
 
 
+@pytest.mark.parametrize("verb", ["resume", "plan", "evaluate"])
+def test_no_verb_has_its_problems_judged_by_what_came_with_it(verb, command, run, tmp_path):
+    trace = tmp_path / "trace"
+    (tmp_path / "theirs_too.py").write_text(TRACE.format(trace=str(trace)))
+    set_value(run, "data.scorer", "theirs_too.reward")
+    outcome = command(*VERBS[verb])
+    assert (outcome.code, "data.scorer=theirs_too.reward, named by run/config.yaml, is not imported" in outcome.err) == (
+        2,
+        True,
+    )
+    assert not trace.exists()
+
+
 def test_files_of_configuration_that_came_with_it_are_not_the_users_own(command, run, monkeypatch):
     (run / "conf" / "optimizer").mkdir(parents=True)
     (run / "conf" / "optimizer" / "adamw.yaml").write_text("learning_rate: ${oc.env:HF_TOKEN}\n")

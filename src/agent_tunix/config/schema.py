@@ -258,13 +258,20 @@ class TrainingSection(Section):
         return self.batch_size or self.micro_batch_size
 
 
+GENERATED = ("arithmetic", "reasoning_gym")  # sources of problems that no file holds
+
+
 class DataSection(Section):
-    source: Literal["arithmetic", "table"] = Field(description="Generated problems, or rows of questions and answers.")
+    source: Literal["arithmetic", "reasoning_gym", "table"] = Field(
+        description="Generated problems of our own, those of reasoning-gym, or rows of questions and answers."
+    )
     path: str | None = Field(
         description="A .jsonl, .csv or .parquet file, a folder with train.* and test.* files, or a repository of the hub."
     )
     subset: str | None = Field(description="Configuration of a hub data set, where it has several.")
-    num_examples: Positive | None = Field(description="Training examples (arithmetic: train_fraction of them); null: all.")
+    num_examples: Positive | None = Field(
+        description="Training examples (of generated ones, train_fraction of them); null: all, where there is an end."
+    )
     question_field: str = Field(description="Field of a row that holds the question.")
     answer_field: str = Field(description="Field of a row that holds the answer.")
     answer_pattern: str | None = Field(
@@ -280,13 +287,33 @@ class DataSection(Section):
     on_bad_row: Literal["error", "skip"] = Field(
         description="What a malformed row does: stop with its line number, or be counted and skipped."
     )
+    task: str | None = Field(default=None, description="Which of reasoning-gym's generators makes the problems.")
+    level: Step | None = Field(
+        default=None, description="Level of that task's curriculum, 0 the easiest; null: as the generator is by itself."
+    )
+    settings: dict[str, Any] = Field(default={}, description="Settings of that generator by name, as {min_terms: 3}.")
+    scorer: str | None = Field(
+        default=None,
+        description="Import path of a function, called as a reward is, that gives 1 to a completion which solves its "
+        "problem; accuracy counts those. null: the answer block must hold the answer.",
+    )
 
     @field_validator("path")
     @classmethod
     def _is_read(cls, path: str | None, before: ValidationInfo) -> str | None:
-        if path is not None and before.data.get("source") == "arithmetic":
-            raise ValueError("would not be read, as data=arithmetic is generated; data=jsonl reads data of your own")
+        source = before.data.get("source")
+        if path is not None and source in GENERATED:
+            raise ValueError(f"would not be read, as data={source} is generated; data=jsonl reads data of your own")
         return path
+
+    @model_validator(mode="after")
+    def _a_task_has_a_generator(self) -> DataSection:
+        given = {"task": self.task, "level": self.level, "settings": self.settings or None}
+        if self.source != "reasoning_gym" and (stray := [key for key, value in given.items() if value is not None]):
+            raise ValueError(f"source={self.source} has no {stray[0]}; data=reasoning_gym has")
+        if self.source == "reasoning_gym" and self.task is None:
+            raise ValueError("source=reasoning_gym needs a task, as in data.task=chain_sum")
+        return self
 
     @field_validator("answer_pattern")
     @classmethod

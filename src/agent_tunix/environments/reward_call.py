@@ -44,10 +44,10 @@ class Problem(NamedTuple):
 
 
 class RewardCall:
-    """A reward function, and how it is called."""
+    """A reward function, and how it is called; `key` is that of the configuration which names it."""
 
-    def __init__(self, name: str, function: RewardFunction, signature: inspect.Signature | None) -> None:
-        self.name, self.function = name, function
+    def __init__(self, key: str, function: RewardFunction, signature: inspect.Signature | None) -> None:
+        self.key, self.function = key, function
         parameters = list(signature.parameters) if signature else []
         self._together = parameters[:3] == TOGETHER
         self._takes_row = ROW in parameters[3:]
@@ -108,14 +108,14 @@ class RewardCall:
             value = float(np.float32(float(returned)))
         if not math.isfinite(value):
             on = f"the completion {shortened(problem.completion)!r} (answer {problem.answer!r})"
-            raise DivergenceError(f"{REWARD_FAULT} '{self.name}' returned {value} on {on}")
+            raise DivergenceError(f"{REWARD_FAULT} '{_name(self.key)}' returned {value} on {on}")
         return value
 
     def _raised(self, fault: BaseException, problem: Problem) -> UserError:
         return self._mistake(f"raised {named(fault)}{_where(fault)}", problem)
 
     def _mistake(self, said: str, problem: Problem) -> UserError:
-        return mistake(self.name, said, problem)
+        return mistake(self.key, said, problem)
 
 
 def invoke(function: RewardFunction, given: Sequence[Any], extra: Mapping[str, Any]) -> Any:
@@ -155,12 +155,16 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def mistake(name: str, said: str, problem: Problem, remedy: str = "Mend the function") -> UserError:
+def mistake(key: str, said: str, problem: Problem, remedy: str = "Mend the function") -> UserError:
     return UserError(
-        f"The reward function '{name}' {said}\n"
+        f"The reward function '{_name(key)}' {said}\n"
         f"on the completion {shortened(problem.completion)!r} (answer {problem.answer!r}).\n"
-        f"{remedy}, or train without reward.functions.{name}."
+        f"{remedy}, or go on without {key}."
     )
+
+
+def _name(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 def shortened(completion: str) -> str:

@@ -135,7 +135,7 @@ class RewardProcess:
 
 def serve(connection: int, places: int, watched: int) -> None:
     """The work of the process: loads functions, and calls them as long as it is asked to."""
-    from agent_tunix.environments.rewards import load_call  # here, as that module uses this one
+    from agent_tunix.environments.rewards import key_of, load_call  # here, as that module uses this one
 
     show_controls()  # a function may print what it is called with
     threading.excepthook = _tell_of_thread
@@ -152,7 +152,7 @@ def serve(connection: int, places: int, watched: int) -> None:
 
     paths, origin = run.recv()
     try:
-        calls = {name: load_call(name, path, origin, notice) for name, path in paths.items()}
+        calls = {name: load_call(key_of(name), path, origin, notice) for name, path in paths.items()}
     except UserError as fault:
         run.send(fault)
         return

@@ -38,6 +38,7 @@ from agent_tunix.models.chat import ANSWER, REASONING
 
 TAKEN = ("mean", "std")  # names of metrics under reward/
 LARGEST = 1e18  # size of a reward: the spread of a group is made of squares in float32
+SCORER = "data.scorer"
 PYTHON = "python:"  # before the name of a function that cannot be imported
 Notice = Callable[[str], None]
 
@@ -87,7 +88,8 @@ class Scorer:
         if timeout is None:
             for name, path in functions.items():
                 function = (handed_over or {}).get(name)
-                found = load_call(name, path, origin, notice) if function is None else checked(name, path, function)
+                key = key_of(name)
+                found = load_call(key, path, origin, notice) if function is None else checked(key, path, function)
                 self._calls[name] = found
         else:
             _refuse_unimportable(functions)
@@ -126,7 +128,26 @@ class Scorer:
             return self._process.values(name, problems)
         except CallStopped as fault:
             remedy = "Mend the function, give it more time by reward.timeout"
-            raise mistake(name, str(fault), fault.problem, remedy) from None
+            raise mistake(key_of(name), str(fault), fault.problem, remedy) from None
+
+
+class Judge:
+    """Whether completions solve their problems: by the function that `data.scorer` names, or by the answer block."""
+
+    def __init__(self, scorer: str | None = None, origin: Origin = OWN, notice: Notice = print):
+        self._scores = load_call(SCORER, scorer, origin, notice) if scorer else None
+
+    def __call__(self, examples: Sequence[Example], texts: Sequence[str]) -> np.ndarray:
+        """How far each completion solves its problem, from 0 to 1; 1 is solved."""
+        if self._scores is None:
+            return np.array([answer_correct("", text, e.answer) for e, text in zip(examples, texts, strict=True)])
+        problems = [Problem(e.question, text, e.answer, e.row) for e, text in zip(examples, texts, strict=True)]
+        return np.clip([value for part in self._scores.parts(problems) for value in self._scores.values(part)], 0, 1)
+
+    @property
+    def by_tags(self) -> bool:
+        """Whether it is the answer block that counts, and not what a function makes of a completion."""
+        return self._scores is None
 
 
 def is_fault_of_reward(fault: str) -> bool:
@@ -134,19 +155,22 @@ def is_fault_of_reward(fault: str) -> bool:
     return fault.startswith(REWARD_FAULT)
 
 
-def foreseen(functions: Mapping[str, str], origin: Origin) -> list[str]:
-    """As for a `Scorer`, less what a run's folder names: that is not imported, and what is said of it is returned."""
+def foreseen(functions: Mapping[str, str], origin: Origin, scorer: str | None = None) -> list[str]:
+    """As for a `Scorer` and a `Judge`, less what a run's folder names: that is not imported, and what is said of it is
+    returned.
+    """
     _refuse_taken(functions)
     notes = []
-    for name, path in functions.items():
-        file = origin.saved_in(_key(name), path)
+    keys = {key_of(name): path for name, path in functions.items()} | ({SCORER: scorer} if scorer else {})
+    for key, path in keys.items():
+        file = origin.saved_in(key, path)
         if path.startswith(PYTHON):
             notes.append(f"training takes {path} from the Python program that hands it over")
         elif file:
-            imports.find_elsewhere(_key(name), path, file)
+            imports.find_elsewhere(key, path, file)
             notes.append(f"training imports {path}, named by {file}; the plan does not")
         else:
-            load_call(name, path)
+            load_call(key, path)
     return notes
 
 
@@ -160,10 +184,10 @@ def path_of(function: RewardFunction) -> str:
     return path if importable and getattr(found, name, None) is function else f"{PYTHON}{path}"
 
 
-def load_call(name: str, path: str, origin: Origin = OWN, notice: Notice = print) -> RewardCall:
+def load_call(key: str, path: str, origin: Origin = OWN, notice: Notice = print) -> RewardCall:
     """Imports `package.module.function`; modules in the working directory are found, unless a run's folder names them."""
-    key = _key(name)
     if path.startswith(PYTHON):
+        name = key.rpartition(".")[2]
         raise UserError(
             f"{key}={path}: this function was handed over by a Python program, and cannot be imported.\n"
             f"Hand it over again, as in agent_tunix.train(..., reward_functions={{{name!r}: ...}}), or put it into a\n"
@@ -171,7 +195,7 @@ def load_call(name: str, path: str, origin: Origin = OWN, notice: Notice = print
         )
     wanted = "a function (prompt, completion, answer) -> float, as in my_module.my_reward"
     function = imports.load(key, path, wanted, origin, notice)
-    call = checked(name, path, function)
+    call = checked(key, path, function)
     if (file := origin.saved_in(key, path)) and _first_parameters(_signature(key, path, function)) not in (EACH, TOGETHER):
         raise UserError(
             f"{key}={path}, named by {file}, is not called: its parameters are not those of a reward (prompt, completion,\n"
@@ -180,9 +204,8 @@ def load_call(name: str, path: str, origin: Origin = OWN, notice: Notice = print
     return call
 
 
-def checked(name: str, path: str, function: RewardFunction) -> RewardCall:
+def checked(key: str, path: str, function: RewardFunction) -> RewardCall:
     """The call of the function that a path names, if it can be called as a reward is."""
-    key = _key(name)
     if not callable(function):
         raise UserError(f"{key}={path} is not a function.")
     if signature := _signature(key, path, function):
@@ -195,7 +218,7 @@ def checked(name: str, path: str, function: RewardFunction) -> RewardCall:
             raise refusal
         with calling(lambda fault: refusal):
             signature.bind("", "", "", **({ROW: {}} if ROW in [*signature.parameters][3:] else {}))
-    return RewardCall(name, function, signature)
+    return RewardCall(key, function, signature)
 
 
 def _first_parameters(signature: inspect.Signature | None) -> list[str]:
@@ -213,7 +236,7 @@ def _signature(key: str, path: str, function: RewardFunction) -> inspect.Signatu
 
 def _refuse_unimportable(functions: Mapping[str, str]) -> None:
     """For a process of their own, which has none of the program's objects."""
-    if unknown := [f"{_key(name)}={path}" for name, path in functions.items() if path.startswith(PYTHON)]:
+    if unknown := [f"{key_of(name)}={path}" for name, path in functions.items() if path.startswith(PYTHON)]:
         raise UserError(
             f"reward.timeout runs reward functions in a process of their own, which cannot import {', '.join(unknown)}.\n"
             "Put the function into a module and import it from there, or leave reward.timeout out."
@@ -225,7 +248,8 @@ def _refuse_taken(names: Iterable[str]) -> None:
         raise UserError(f"reward.functions.{taken[0]}: the metric reward/{taken[0]} is taken; choose another name.")
 
 
-def _key(name: str) -> str:
+def key_of(name: str) -> str:
+    """The key under which a configuration names a reward function."""
     return f"reward.functions.{name}"
 
 

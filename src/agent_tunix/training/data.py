@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agent_tunix.config.load import read_saved, validate
-from agent_tunix.config.schema import Config, DataSection
+from agent_tunix.config.schema import GENERATED, Config, DataSection
 from agent_tunix.engine import distributed
+from agent_tunix.environments import reasoning_gym
 from agent_tunix.environments.arithmetic import how_many
 from agent_tunix.environments.stream import Example, arithmetic_rows, tokenize
 from agent_tunix.environments.tables import Row, RowFormat, held_out_apart, read_rows
@@ -104,7 +105,8 @@ def same_set(one: DataSection, other: DataSection) -> bool:
 def set_name(data: DataSection) -> str:
     """What a set of problems is called in records and messages."""
     if data.path is None:
-        return data.source
+        level = "" if data.level is None else f" (level {data.level})"
+        return data.source if data.task is None else f"{data.source} {data.task}{level}"
     of_hub = data.subset and not os.path.exists(os.path.expanduser(data.path))
     return f"{data.path} ({data.subset})" if of_hub else data.path
 
@@ -154,7 +156,7 @@ def _examples(cfg: Config, split: str, rows: Sequence[Row], tokenizer: Tokenizer
 def load_rows(cfg: Config, split: str, limit: int | None, notice: Notice) -> list[Row]:
     """At least one row of a split, and at most `limit`."""
     fraction = cfg.training.train_fraction
-    rows = (_generated(cfg, split, limit) if cfg.data.source == "arithmetic" else _read(cfg, split, notice))[:limit]
+    rows = (_generated(cfg, split, limit) if cfg.data.source in GENERATED else _read(cfg, split, notice))[:limit]
     if not rows and split == "train":
         raise UserError(
             f"The train split of {_place(cfg.data)} has no example: give more data, or raise "
@@ -173,8 +175,11 @@ def load_rows(cfg: Config, split: str, limit: int | None, notice: Notice) -> lis
 def _generated(cfg: Config, split: str, limit: int | None) -> list[Row]:
     if limit is None:
         raise UserError("data.num_examples=null: generated data needs a number of examples.")
-    count = round(limit * cfg.training.train_fraction) if split == "train" else min(limit, how_many(split))
-    return arithmetic_rows(split, count, cfg.seed)
+    count = round(limit * cfg.training.train_fraction) if split == "train" else limit
+    if cfg.data.source == "arithmetic":
+        return arithmetic_rows(split, count if split == "train" else min(count, how_many(split)), cfg.seed)
+    held_out = _generated(cfg, "validation", cfg.evaluation.num_examples) if split == "train" else []
+    return reasoning_gym.rows(cfg.data, split, count, cfg.seed, {row.question for row in held_out})
 
 
 def _read(cfg: Config, split: str, notice: Notice) -> list[Row]:
@@ -195,7 +200,9 @@ def _read(cfg: Config, split: str, notice: Notice) -> list[Row]:
 
 
 def _place(data: DataSection) -> str:
-    return f"data.source={data.source}" if data.path is None else f"data.path={data.path}"
+    if data.path is not None:
+        return f"data.path={data.path}"
+    return f"data.source={data.source}" if data.task is None else f"data.task={data.task}"
 
 
 def _say_if_plain(tokenizer: Tokenizer, notice: Notice) -> None:

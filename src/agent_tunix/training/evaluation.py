@@ -1,7 +1,7 @@
 """Evaluation: how many held-out problems a policy solves.
 
-    accuracy          well formed, and the answer block holds the truth
-    partial_accuracy  the answer block's number is within 10 % of the truth
+    accuracy          well formed, and the answer block holds the truth; or what `data.scorer` gives a 1
+    partial_accuracy  the answer block's number is within 10 % of the truth; or the mean of what `data.scorer` gives
     format_accuracy   reasoning and answer in their tags, nothing else
     lenient_accuracy  as accuracy, or the last number anywhere is the truth
 
@@ -25,14 +25,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from agent_tunix.config.imports import OWN
+from agent_tunix.config.imports import OWN, Origin
 from agent_tunix.config.load import validate
 from agent_tunix.config.resumed import made_of
 from agent_tunix.config.schema import Config, EvaluateConfig
 from agent_tunix.engine.engine import Inference
 from agent_tunix.engine.random_keys import Purpose, step_key
 from agent_tunix.engine.sampler import Sampling
-from agent_tunix.environments import answers, rewards
+from agent_tunix.environments import answers
+from agent_tunix.environments.rewards import SCORER, Judge
 from agent_tunix.environments.stream import Example, batches
 from agent_tunix.errors import UserError
 from agent_tunix.models.lora import Policy, Trainable
@@ -52,6 +53,7 @@ from agent_tunix.training.run_folder import run_folder
 from agent_tunix.training.setup import open_each
 from agent_tunix.types import Record
 
+BY_TAGS = Judge()
 ASKED = ("run", "step", "inference_config", "num_passes", "evaluation", "seed", "data")  # what can be chosen for a run
 LENGTH = "generation.max_prompt_length"  # and for its problems, which training did not read
 NOT_OF_SET = {
@@ -89,22 +91,25 @@ def answers_of(
     return texts
 
 
-def grade(examples: Sequence[Example], completions: Sequence[Sequence[str]]) -> Record:
+def grade(examples: Sequence[Example], completions: Sequence[Sequence[str]], judge: Judge = BY_TAGS) -> Record:
     """The evaluation's numbers, averaged over problems and passes."""
-    pairs = [(text, example.answer) for example, texts in zip(examples, completions, strict=True) for text in texts]
+    pairs = [(example, text) for example, texts in zip(examples, completions, strict=True) for text in texts]
     passes = len(completions[0])
-    right = np.array([rewards.answer_correct("", text, truth) for text, truth in pairs]).reshape(-1, passes)
+    scores = judge([example for example, _ in pairs], [text for _, text in pairs])
+    right = scores == 1
+    partially = [_partially_right(text, e.answer) for e, text in pairs] if judge.by_tags else scores
+    leniently = [r or _last_number_right(text, e.answer) for r, (e, text) in zip(right, pairs, strict=True)]
     record: Record = {
         "n": len(examples),
         "accuracy": float(right.mean()),
-        "partial_accuracy": float(np.mean([_partially_right(text, truth) for text, truth in pairs])),
-        "format_accuracy": float(np.mean([answers.well_formed(text) for text, _ in pairs])),
-        "lenient_accuracy": float(np.mean([_leniently_right(text, truth) for text, truth in pairs])),
+        "partial_accuracy": float(np.mean(partially)),
+        "format_accuracy": float(np.mean([answers.well_formed(text) for _, text in pairs])),
+        "lenient_accuracy": float(np.mean(leniently)),
     }
+    right = right.reshape(-1, passes)
     if passes > 1:
-        record["majority_accuracy"] = float(
-            np.mean([_majority_right(texts, e.answer) for e, texts in zip(examples, completions, strict=True)])
-        )
+        judged = zip(completions, right, strict=True)
+        record["majority_accuracy"] = float(np.mean([_majority_right(texts, solved) for texts, solved in judged]))
         for k in (k for k in (1, 2, 4, 8, 16, 32, 64) if k <= passes):
             record[f"pass@{k}"] = float(np.mean([pass_at_k(passes, int(row.sum()), k) for row in right]))
     return record
@@ -120,24 +125,26 @@ def _partially_right(completion: str, truth: str) -> bool:
     return found is not None and answers.near(answers.first_number(found), answers.first_number(truth))
 
 
-def _leniently_right(completion: str, truth: str) -> bool:
-    """Right, or with the right last number; an answer in words, or of several numbers, has no last number to compare."""
-    if rewards.answer_correct("", completion, truth):
-        return True
+def _last_number_right(completion: str, truth: str) -> bool:
+    """An answer in words, or of several numbers, has no last number to compare."""
     return answers.same_number(answers.last_number(completion), answers.only_number(truth))
 
 
-def _majority_right(completions: Sequence[str], truth: str) -> bool:
+def _majority_right(completions: Sequence[str], solved: Sequence[bool]) -> bool:
     """Whether the answer given most often (the earliest among equals) is right; 18 and 18.00 are one answer.
 
     Those who do not keep to the format have no vote, as they would not count as right.
     """
-    given = map(answers.tagged_answer, filter(answers.well_formed, completions))
-    votes = Counter(text for text in given if text is not None)
+    given = [
+        (answers.tagged_answer(text), right)
+        for text, right in zip(completions, solved, strict=True)
+        if answers.well_formed(text)
+    ]
+    votes = Counter(answer for answer, _ in given if answer is not None)
     if not votes:
         return False
     winner = max(votes, key=lambda text: sum(votes[other] for other in votes if answers.same_answer(other, text)))
-    return answers.same_answer(winner, truth)
+    return any(right for answer, right in given if answer == winner)
 
 
 def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence[str] = ()) -> Record:
@@ -156,6 +163,7 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     if other:
         own = set_name(trained.data)
         say(console, f"warning: {other} is not the run's own set, {own}; its record names it and is in none of its curves.")
+    judge = Judge(read.data.scorer, _origin(cfg, overrides), console.print)
     if cfg.run is not None:
         warn_of_trained_on(trained, examples, console.print)
     trainable: Trainable | None
@@ -182,7 +190,7 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     policy = engine.policy(trainable)
     completions = answers_of(engine, policy, examples, width, cfg.evaluation.batch_size, key, sampling, temperature)
     named = {"set": other} if other else {}
-    record = {"step": step, "split": "test", **named, **grade(examples, completions), "num_passes": passes}
+    record = {"step": step, "split": "test", **named, **grade(examples, completions, judge), "num_passes": passes}
     record |= {f"inference/{k}": v for k, v in cfg.inference_config.model_dump().items()}
     say(console, _title(record, cfg, trained))
     console.print(_table(record))
@@ -218,6 +226,13 @@ def _check_asked(cfg: EvaluateConfig, overrides: Sequence[str]) -> None:
 
 def _key(override: str) -> str:
     return override.lstrip("+").partition("=")[0]
+
+
+def _origin(cfg: EvaluateConfig, overrides: Sequence[str]) -> Origin:
+    """Who has named the function that judges: the user, by any key of the data or the group, or the run's folder."""
+    asked = {_key(override) for override in overrides}
+    named = frozenset({SCORER}) if asked & {"data", SCORER} else frozenset[str]()
+    return OWN if cfg.run is None else Origin(Path(cfg.run), named)
 
 
 def _read_as_asked(trained: Config, cfg: EvaluateConfig, overrides: Sequence[str]) -> Config:

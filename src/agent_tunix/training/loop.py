@@ -235,10 +235,10 @@ def evaluate_policy(r: Setup, state: TrainState, out: Outputs) -> list[Record]:
     whole = distributed.any_of(missing and distributed.first())
     texts = _answers(r, state, greedy, whole)
     if whole:
-        record = {"step": step, "split": "validation", **grade(examples, texts)}
+        record = {"step": step, "split": "validation", **grade(examples, texts, r.judge)}
         for way in as_trained:
             drawn = _answers(r, state, way, whole)
-            record["sampled_accuracy"] = grade(examples, drawn)["accuracy"]
+            record["sampled_accuracy"] = grade(examples, drawn, r.judge)["accuracy"]
         out.folder.evaluation(record)
         out.display.evaluation(record)
     shown = list(zip(examples, texts, strict=False))[:SAMPLES_SHOWN]

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 
 from agent_tunix.config.guidance import warnings
 from agent_tunix.config.imports import OWN, Origin
-from agent_tunix.config.schema import Config
+from agent_tunix.config.schema import GENERATED, Config
 from agent_tunix.engine.engine import Engine
 from agent_tunix.engine.random_keys import Purpose, step_key
 from agent_tunix.engine.sampler import Sampling
-from agent_tunix.environments.rewards import RewardFunction, Scorer
+from agent_tunix.environments.rewards import Judge, RewardFunction, Scorer
 from agent_tunix.environments.stream import Stream
 from agent_tunix.models.base import Model
 from agent_tunix.models.lora import Adapters
@@ -45,6 +45,7 @@ class Setup:
     plan: Plan
     sampling: Sampling
     scorer: Scorer
+    judge: Judge
     stream: Stream
     loggers: tuple[type[Logger], ...]
     advisor: Advisor
@@ -103,7 +104,7 @@ class Loaded:
 
     def task(self, cfg: Config, model: Model, notice: Notice) -> Task:
         cuts = (cfg.generation.max_prompt_length, cfg.evaluation.num_examples, cfg.training.train_fraction)
-        seed = cfg.seed if cfg.data.source == "arithmetic" else None  # files are cut the same for every seed
+        seed = cfg.seed if cfg.data.source in GENERATED else None  # files are cut the same for every seed
         wanted = repr((cfg.data, seed, cuts, cfg.model.weights))
         if wanted not in self._tasks:
             task = load_task(cfg, model.tokenizer, notice)
@@ -134,6 +135,7 @@ def prepare(
     model = loaded.model(cfg)
     unusual = loading.unusual_adapters(cfg, model.arch)
     scorer = loaded.scorer(cfg, origin, notice)
+    judge = Judge(cfg.data.scorer, origin, notice)
     loggers = tuple(logger_class(name, origin, notice) for name in cfg.training.loggers)
     task = loaded.task(cfg, model, notice)
     if cfg.training.method == "supervised":
@@ -154,6 +156,7 @@ def prepare(
         plan,
         sampling,
         scorer,
+        judge,
         stream,
         loggers,
         advisor,

@@ -346,6 +346,7 @@ def test_keys_are_those_of_the_shipped_files(composed):
             yield from leaves(value, f"{key}.") if nested else [key]
 
     optional = {"optimizer.decay_norms", "scheduler.decay_ratio", "scheduler.num_cycles"}
+    optional |= {"data.task", "data.level", "data.settings"}  # of data=reasoning_gym
     assert set(leaves(composed)) == set(keys(Config)) - optional
 
 

@@ -138,4 +138,4 @@ def test_it_works_where_a_loop_is_at_work_already():
 @pytest.mark.parametrize("function", ["misplaced", "crossed"])
 def test_parameters_in_another_order_are_refused_before_they_are_mixed_up(function):
     with pytest.raises(UserError, match=r"a reward is called with \(prompt, completion, answer\), also with row"):
-        load_call("mine", f"shapes.{function}")
+        load_call("reward.functions.mine", f"shapes.{function}")

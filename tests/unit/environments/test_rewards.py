@@ -195,14 +195,14 @@ def test_a_reward_too_large_to_be_compared_is_none(weight):
 )
 def test_a_function_that_cannot_be_imported_is_named_with_its_path(mine, path):
     with pytest.raises(UserError, match=rf"reward\.functions\.mine={path.replace('.', '[.]')}"):
-        load_call("mine", path)
+        load_call("reward.functions.mine", path)
 
 
 def test_a_function_that_takes_something_else_is_refused_before_it_is_called(mine):
     with pytest.raises(UserError, match=r"mine=my_rewards.of_two takes \(completion, answer\); a reward is called with"):
-        load_call("mine", "my_rewards.of_two")
+        load_call("reward.functions.mine", "my_rewards.of_two")
     for path in ("my_rewards.of_any", "builtins.max"):  # the second says nothing of what it takes
-        assert callable(load_call("mine", path).function)
+        assert callable(load_call("reward.functions.mine", path).function)
 
 
 def test_lists_of_different_lengths_are_a_fault():
@@ -215,11 +215,11 @@ def test_of_what_a_run_names_only_what_is_meant_for_a_runs_texts_is_called(mine,
     (tmp_path / "gadgets.py").write_text("def run(statement, filename, sort):\n    exec(statement)\n")
     run = tmp_path / "runs" / "x"
     run.mkdir(parents=True)
-    assert load_call("mine", "my_rewards.echo", Origin(run), print).function("q", "", "7") == 1
+    assert load_call("reward.functions.mine", "my_rewards.echo", Origin(run), print).function("q", "", "7") == 1
     for path in ("gadgets.run", "my_rewards.of_any"):
         with pytest.raises(UserError, match=r"named by .*x/config\.yaml, is not called"):
-            load_call("mine", path, Origin(run), print)
-        assert load_call("mine", path, Origin(run, frozenset({"reward.functions.mine"})), print)
+            load_call("reward.functions.mine", path, Origin(run), print)
+        assert load_call("reward.functions.mine", path, Origin(run, frozenset({"reward.functions.mine"})), print)
 
 
 def test_a_plan_imports_the_users_own_functions_and_says_what_else_training_would(mine, tmp_path):
@@ -239,9 +239,9 @@ def two_letters(prompt, completion, answer):
 
 
 def test_a_function_is_named_by_the_path_that_leads_to_it_and_by_none_if_none_does(mine, monkeypatch):
-    length = load_call("mine", "my_rewards.length").function
+    length = load_call("reward.functions.mine", "my_rewards.length").function
     assert path_of(length) == "my_rewards.length"
-    assert load_call("mine", path_of(two_letters)).function is two_letters
+    assert load_call("reward.functions.mine", path_of(two_letters)).function is two_letters
     monkeypatch.setattr(sys.modules["my_rewards"], "length", two_letters)
     assert path_of(length) == "python:my_rewards.length", "another function has its name now"
     monkeypatch.setattr(two_letters, "__module__", "__main__")
@@ -269,6 +269,6 @@ def test_a_function_that_no_path_leads_to_is_called_where_it_is_handed_over_and_
 def test_a_process_of_their_own_cannot_have_functions_that_no_path_leads_to(mine):
     with pytest.raises(UserError, match=r"reward.timeout runs .* cannot import reward.functions.mine=python:__main__.mine"):
         Scorer({"mine": "python:__main__.mine"}, {}, timeout=5.0, handed_over={"mine": two_letters})
-    length = load_call("mine", "my_rewards.length").function
+    length = load_call("reward.functions.mine", "my_rewards.length").function
     scorer = Scorer({"mine": path_of(length)}, {}, timeout=5.0, handed_over={"mine": length})
     assert scorer(["q"], ["abc"], ["7"])["mine"].tolist() == [3]

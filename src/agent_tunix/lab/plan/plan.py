@@ -53,7 +53,7 @@ def run(cfg: Config, output: Path, console: Console, origin: Origin = OWN) -> Re
         loading.saved_config(begun, "training.init_from")
         with contextlib.closing(Checkpoints(Path(begun) / "checkpoints")) as checkpoints:
             checkpoints.chosen(cfg.training.init_step)
-    for line in rewards.foreseen(cfg.reward.functions, origin):
+    for line in rewards.foreseen(cfg.reward.functions, origin, cfg.data.scorer):
         say(console, line)
     count, width, notes = _examples(cfg, console)
     plan = make_plan(cfg, count or cfg.training.prompts_per_step * (cfg.training.num_batches or 0))
