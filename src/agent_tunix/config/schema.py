@@ -323,11 +323,38 @@ class DataSection(Section):
         return pattern
 
 
+class EnvironmentSection(Section):
+    """Where episodes are played; by default an answer is all that there is."""
+
+    name: str | None = Field(
+        default=None, description="Import path of the class in which episodes are played; null: one turn, the answer."
+    )
+    settings: dict[str, Any] = Field(default={}, description="What that class is made with, by the names of its parameters.")
+    tools: list[str] = Field(default=[], description="Import paths of functions that the model may call, beside its own.")
+    tool_format: Annotated[str, OneOf("agent_tunix.environments.tool_formats", "FORMATS")] | None = Field(
+        default=None, description="How calls of tools are written; null: as the checkpoint's chat template has it."
+    )
+    max_turns: Positive = Field(default=8, description="Turns of the model in an episode; one that would go on is cut.")
+    timeout: Annotated[float, Field(gt=0, le=86400)] | None = Field(
+        default=None, description="Seconds that a call of the environment may take; the episode fails then. null: no limit."
+    )
+    unfinished: Literal["zero", "leave"] = Field(
+        default="zero",
+        description="What becomes of episodes that are cut or fail: their reward is zero, or they leave their group, and "
+        "nothing is learnt from them.",
+    )
+
+    @property
+    def is_played(self) -> bool:
+        """Whether there is more to an episode than an answer."""
+        return self.name is not None or bool(self.tools)
+
+
 REWARDS, EARLIER_REWARDS = "agent_tunix.environments.rewards.", r"agent_tunix\.tasks\.rewards\."
 
 
 class RewardSection(Section):
-    functions: dict[str, str] = Field(min_length=1, description="Name and import path of each reward function.")
+    functions: dict[str, str] = Field(description="Name and import path of each reward function.")
     weights: dict[str, float] = Field(description="Weight of each function in the reward; 1 where none is given.")
     timeout: Annotated[float, Field(gt=0, le=86400)] | None = Field(
         default=None,
@@ -348,13 +375,6 @@ class RewardSection(Section):
         }
         return functions | now
 
-    @model_validator(mode="after")
-    def _weights_name_functions(self) -> RewardSection:
-        stray = sorted(set(self.weights) - set(self.functions))
-        if stray:
-            raise ValueError(f"weights are given for {', '.join(stray)}, which reward.functions does not name")
-        return self
-
 
 class EvaluationSection(Section):
     num_examples: Positive = Field(description="Held-out examples an evaluation uses, at most.")
@@ -374,8 +394,20 @@ class Config(Section):
     generation: GenerationSection
     training: TrainingSection
     data: DataSection
+    environment: EnvironmentSection = EnvironmentSection()
     reward: RewardSection
     evaluation: EvaluationSection
+
+    @model_validator(mode="after")
+    def _rewards_come_from_somewhere(self) -> Config:
+        """An environment has rewards of its own, whose names are known when it has given some."""
+        if self.environment.name is not None:
+            return self
+        if not self.reward.functions:
+            raise ValueError("reward.functions names no function, and there is no environment.name to give rewards")
+        if stray := sorted(set(self.reward.weights) - set(self.reward.functions)):
+            raise ValueError(f"reward.weights are given for {', '.join(stray)}, which reward.functions does not name")
+        return self
 
 
 class InferenceSection(Section):

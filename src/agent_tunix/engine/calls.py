@@ -92,7 +92,7 @@ class Sample(ProgramCall):
 
     @property
     def kind(self) -> tuple:
-        return Sample, self.arch, self.sampling, len(self.draw.prompts.tokens_PS)
+        return Sample, self.arch, self.sampling, self.draw.prompts.tokens_PS.shape
 
     @staticmethod
     def program(calls: Sequence[Sample]) -> Program:

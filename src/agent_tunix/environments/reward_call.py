@@ -138,7 +138,7 @@ def _awaited(coroutines: Sequence[Coroutine[Any, Any, Outcome]]) -> list[Outcome
     async def gathered() -> list[Outcome]:
         return await asyncio.gather(*coroutines)
 
-    running = asyncio.run_coroutine_threadsafe(gathered(), _loop())
+    running = asyncio.run_coroutine_threadsafe(gathered(), event_loop())
     try:
         while not running.done():  # in short turns, between which a thread hears what others raise in it
             wait([running], TURN)
@@ -148,7 +148,7 @@ def _awaited(coroutines: Sequence[Coroutine[Any, Any, Outcome]]) -> list[Outcome
 
 
 @functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
+def event_loop() -> asyncio.AbstractEventLoop:
     """One for all calls, so that a function may keep a client or a semaphore; in a thread, as a notebook's own is busy."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="reward functions", daemon=True).start()

@@ -82,6 +82,7 @@ class Scorer:
         handed_over: Mapping[str, RewardFunction] | None = None,
     ):
         _refuse_taken(functions)
+        self._given = dict(weights)
         self.weights = {name: weights.get(name, 1.0) for name in functions}
         self._calls: dict[str, RewardCall] = {}
         self._process = None
@@ -98,6 +99,7 @@ class Scorer:
     def weighing(self, weights: Mapping[str, float]) -> Scorer:
         """The same functions with other weights."""
         other = copy.copy(self)
+        other._given = dict(weights)
         other.weights = {name: weights.get(name, 1.0) for name in self.weights}
         return other
 
@@ -113,9 +115,14 @@ class Scorer:
         return {name: np.array(self._values(name, problems), np.float32) for name in self.weights}
 
     def total(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The reward itself."""
+        """The reward itself, of the functions' values and of what an environment gives."""
+        if stray := [name for name in self._given if name not in values]:
+            raise UserError(
+                f"reward.weights.{stray[0]}: neither a function nor the environment gives a reward of that name; there is "
+                f"{', '.join(values) or 'none'}.\nAn environment gives all its rewards for every episode."
+            )
         with np.errstate(over="ignore", invalid="ignore"):
-            total = np.asarray(sum(self.weights[name] * value for name, value in values.items()), np.float32)
+            total = np.asarray(sum(self._given.get(name, 1.0) * value for name, value in values.items()), np.float32)
         if (wrong := total[~(abs(total) <= LARGEST)]).size:
             raise DivergenceError(f"{REWARD_FAULT}s with their weights sum up to {wrong[0]:g}, not within +-{LARGEST:g}")
         return total
@@ -261,6 +268,7 @@ class Scored:
     values: dict[str, np.ndarray]
     rewards_PG: np.ndarray
     penalty_B: np.ndarray | None = None  # of long completions, which the rewards include
+    kept_PG: np.ndarray | None = None  # of episodes: those that did not leave their group; None: all
 
 
 def score(scorer: Scorer, examples: Sequence[Example], texts: Mapping[int, str], G: int) -> Scored:

@@ -17,8 +17,11 @@ from agent_tunix.errors import UserError, calling, said
 REASONING = ("<reasoning>", "</reasoning>")
 ANSWER = ("<answer>", "</answer>")
 ROLES = ("system", "user", "assistant")
+TOOL = "tool"  # the role of what a tool returned
+ANY_ROLE = (*ROLES, TOOL)
 MARK = "MarkOfAgentTunix"  # a word that no template writes by itself
-Message = Mapping[str, str]  # its role and its content
+Message = Mapping[str, Any]  # its role and its content; of an assistant's also its tool_calls, of a tool's its name
+Schemas = Sequence[Mapping[str, Any]]  # what a model is told of tools, as OpenAI's interface has it
 ASKED: Message = {"role": "user", "content": "?"}
 
 
@@ -28,7 +31,7 @@ class Template(Protocol):
     @property
     def source(self) -> str: ...
 
-    def write(self, messages: Sequence[Message], opened: bool, thinking: bool | None) -> str:
+    def write(self, messages: Sequence[Message], opened: bool, thinking: bool | None, tools: Schemas = ()) -> str:
         """`opened`: with the beginning of the assistant's next turn. `thinking`: the template's switch; None leaves it."""
 
 
@@ -47,9 +50,10 @@ class JinjaTemplate:
         with self._calling():
             return jinja.compiled(self.source)
 
-    def write(self, messages: Sequence[Message], opened: bool, thinking: bool | None) -> str:
+    def write(self, messages: Sequence[Message], opened: bool, thinking: bool | None, tools: Schemas = ()) -> str:
         switches = {} if thinking is None else {"enable_thinking": thinking}
-        given = {"messages": [dict(message) for message in messages], "tools": None, "documents": None}
+        told = [dict(tool) for tool in tools] or None
+        given = {"messages": [dict(message) for message in messages], "tools": told, "documents": None}
         render = self._render
         with self._calling():
             return render({**self.tokens, **given, "add_generation_prompt": opened, **switches})
@@ -80,7 +84,7 @@ class Turns:
     has_system: bool = True
     strips: bool = True  # what user and assistant say
 
-    def write(self, messages: Sequence[Message], opened: bool, thinking: bool | None) -> str:
+    def write(self, messages: Sequence[Message], opened: bool, thinking: bool | None, tools: Schemas = ()) -> str:
         if self.strips:
             messages = [m if m["role"] == "system" else {**m, "content": m["content"].strip()} for m in messages]
         if not self.has_system:
@@ -183,6 +187,53 @@ class Chat:
         _check(messages)
         return self._asked(messages, system_prompt, thinking)
 
+    def asked(
+        self, messages: Sequence[Message], system_prompt: str, thinking: bool | None, tools: Schemas = (), told: str = ""
+    ) -> str:
+        """The messages with which an episode begins, and the opening of the model's turn.
+
+        `told` says of the tools what the template does not say: it ends the system's message where that is silent of them.
+        """
+        roles = [message.get("role") for message in messages]
+        if not set(roles) <= {*ANY_ROLE} or roles[-1:] in ([], ["assistant"]):
+            named = ", ".join(map(str, roles)) or "of nobody"
+            raise UserError(f"an episode begins with messages of the roles {named}: the last must not be the assistant's.")
+        if tools and not self.tells_of_tools:
+            system = messages[0]["content"] if messages[0]["role"] == "system" else system_prompt
+            others = messages[1:] if messages[0]["role"] == "system" else messages
+            whole = "\n\n".join(filter(None, [system, told]))
+            messages = [{"role": "system", "content": whole}, *others] if whole else others
+            tools = ()
+        return self._asked(messages, system_prompt, thinking, tools)
+
+    def continued(self, replies: Sequence[Message], ending: str, thinking: bool | None, tools: Schemas = ()) -> str:
+        """What stands between the end of the assistant's turn and its next: the replies, and the opening of that.
+
+        `ending` is what the template writes behind an assistant's words, which a turn that was sampled has already.
+        """
+        replies = [message if message["role"] != TOOL or self._takes_tools else _by_user(message) for message in replies]
+        said = [ASKED, {"role": "assistant", "content": MARK}, *replies]
+        text = self.template.write(said, True, thinking, tools if self.tells_of_tools else ()).partition(MARK)[2]
+        return text.removeprefix(ending)
+
+    @cached_property
+    def tells_of_tools(self) -> bool:
+        """Whether the template tells the model of the tools that it is given."""
+        function = {"name": MARK, "description": "", "parameters": {"type": "object", "properties": {}, "required": []}}
+        try:
+            return MARK in self.template.write([ASKED], True, None, [{"type": "function", "function": function}])
+        except UserError:
+            return False
+
+    @cached_property
+    def _takes_tools(self) -> bool:
+        """Whether the template writes what a tool returned."""
+        said = [ASKED, {"role": "assistant", "content": "!"}, {"role": TOOL, "name": "f", "content": MARK}]
+        try:
+            return not isinstance(self.template, Turns) and MARK in self.template.write(said, True, None)
+        except UserError:
+            return False
+
     def ending(self, special: Collection[str]) -> str:
         """What the template writes behind an assistant's words, up to the special token that ends the turn; "" for none."""
         try:
@@ -193,12 +244,12 @@ class Chat:
         found = max((token for token in special if behind.lstrip().startswith(token)), key=len, default="")
         return behind[: behind.index(found) + len(found)] if found else ""
 
-    def _asked(self, messages: Sequence[Message], system_prompt: str, thinking: bool | None) -> str:
+    def _asked(self, messages: Sequence[Message], system_prompt: str, thinking: bool | None, tools: Schemas = ()) -> str:
         if messages[0]["role"] != "system" and system_prompt:
             messages = [{"role": "system", "content": system_prompt}, *messages]
         if messages[0]["role"] == "system" and not self._takes_system:
             messages = headed(messages)
-        return self.template.write(messages, True, thinking)
+        return self.template.write(messages, True, thinking, tools)
 
     @cached_property
     def _takes_system(self) -> bool:
@@ -208,6 +259,11 @@ class Chat:
             return MARK in self.template.write([{"role": "system", "content": MARK}, ASKED], True, None)
         except UserError:
             return False
+
+
+def _by_user(message: Message) -> Message:
+    """What a tool returned, for a template that knows no tools: the user says it."""
+    return {"role": "user", "content": message["content"]}
 
 
 def demonstration(reasoning: str, answer: str) -> str:

@@ -41,7 +41,7 @@ def load_task(cfg: Config, tokenizer: Tokenizer, notice: Notice) -> Task:
     rows = load_splits(cfg, notice, lambda rows: _check_vocabulary(rows, cfg.data, tokenizer))
     _say_if_plain(tokenizer, notice)
     train, validation = (_examples(cfg, split, rows[split], tokenizer, notice) for split in ("train", "validation"))
-    return Task(train, validation, prompt_width([*train, *validation]))
+    return Task(train, validation, prompt_width([*train, *validation], cfg.generation.max_prompt_length))
 
 
 def load_splits(cfg: Config, notice: Notice, check: Callable[[list[Row]], None] = lambda rows: None) -> dict[str, list[Row]]:
@@ -79,9 +79,9 @@ def load_splits(cfg: Config, notice: Notice, check: Callable[[list[Row]], None] 
     return rows
 
 
-def prompt_width(examples: Sequence[Example]) -> int:
-    """The longest prompt, rounded up to a multiple of 4."""
-    return -(-max(len(example.prompt_ids) for example in examples) // 4) * 4
+def prompt_width(examples: Sequence[Example], longest: int) -> int:
+    """The longest prompt, or what it may have where episodes make their own, rounded up to a multiple of 4."""
+    return -(-(max(len(example.prompt_ids) for example in examples) or longest) // 4) * 4
 
 
 def load_examples(cfg: Config, split: str, limit: int | None, tokenizer: Tokenizer, notice: Notice) -> list[Example]:
@@ -140,6 +140,8 @@ def _trained_on_before(cfg: Config) -> set[str]:
 
 
 def _examples(cfg: Config, split: str, rows: Sequence[Row], tokenizer: Tokenizer, notice: Notice) -> list[Example]:
+    if cfg.environment.is_played:  # an episode makes its own prompt
+        return [Example(row.question, row.answer, (), row.worked, row.fields) for row in rows]
     longest = cfg.generation.max_prompt_length
     examples, dropped = tokenize(rows, tokenizer, cfg.data.system_prompt, cfg.data.enable_thinking, longest)
     if dropped:
@@ -263,7 +265,7 @@ def with_demonstrations(
 
 def refuse_unknown_tokens(sequences: Sequence[Sequence[int]], arch: Architecture) -> None:
     """Refuses tokens that the embedding has no row for, which the device would not notice."""
-    if (largest := max(map(max, sequences))) >= arch.vocab_size:
+    if (largest := max((max(ids) for ids in sequences if ids), default=0)) >= arch.vocab_size:
         raise UserError(
             f"The tokenizer gives token {largest}, but the model knows {arch.vocab_size} tokens: it is another model's. "
             "Put the model's own tokenizer into the folder that model.weights names."

@@ -35,6 +35,7 @@ from agent_tunix.engine.sampler import Sampling
 from agent_tunix.environments import answers
 from agent_tunix.environments.rewards import SCORER, Judge
 from agent_tunix.environments.stream import Example, batches
+from agent_tunix.environments.world import NAME, TOOLS, World, load_world
 from agent_tunix.errors import UserError
 from agent_tunix.models.lora import Policy, Trainable
 from agent_tunix.training import loading
@@ -47,6 +48,8 @@ from agent_tunix.training.data import (
     warn_of_trained_on,
 )
 from agent_tunix.training.loggers.base import LOGGERS, logger_class
+from agent_tunix.training.metrics import episode_record
+from agent_tunix.training.play import Answers, Asking, Episode, play
 from agent_tunix.training.progress import say
 from agent_tunix.training.rollouts import complete
 from agent_tunix.training.run_folder import run_folder
@@ -56,6 +59,7 @@ from agent_tunix.types import Record
 BY_TAGS = Judge()
 ASKED = ("run", "step", "inference_config", "num_passes", "evaluation", "seed", "data")  # what can be chosen for a run
 LENGTH = "generation.max_prompt_length"  # and for its problems, which training did not read
+TRUSTED = (SCORER, NAME, TOOLS)  # code that a run's folder names, which its user may name too, so that it is imported
 NOT_OF_SET = {
     "data.num_examples": "counts what is trained on; evaluation.num_examples counts what is evaluated",
     **dict.fromkeys(("data.system_prompt", "data.enable_thinking"), "a run is asked as it was trained, also on another set"),
@@ -91,11 +95,44 @@ def answers_of(
     return texts
 
 
-def grade(examples: Sequence[Example], completions: Sequence[Sequence[str]], judge: Judge = BY_TAGS) -> Record:
-    """The evaluation's numbers, averaged over problems and passes."""
+def episodes_of(
+    engine: Inference,
+    policy: Policy,
+    world: World,
+    asking: Asking,
+    examples: Sequence[Example],
+    batch_size: int,
+    key: jax.Array,
+    sampling: Sampling,
+    temperature: float,
+) -> Answers:
+    """As `answers_of`, for episodes: an answer is the last that the model says in one."""
+    G, episodes = sampling.num_generations, list[Episode]()
+    rows = -(-min(batch_size, len(examples)) // (cut := engine.model.mesh.shape["fsdp"])) * cut
+    for index, batch in enumerate(batches(examples, rows)):
+        full = [*batch, *[batch[-1]] * (-len(batch) % cut)]
+        of_batch = jax.random.fold_in(key, index)
+        found = play(engine, policy, world, asking, full, of_batch, sampling, temperature)
+        episodes += found[: G * len(batch)]
+    texts = [[episode.answer for episode in episodes[i : i + G]] for i in range(0, len(episodes), G)]
+    record = episode_record(episodes)
+    for name in sorted({name for episode in episodes for name in episode.rewards}):
+        record[f"reward/{name}"] = float(np.mean([episode.rewards.get(name, 0.0) for episode in episodes]))
+    return Answers(texts, [0.0 if episode.ending else episode.solved for episode in episodes], record)
+
+
+def grade(
+    examples: Sequence[Example],
+    completions: Sequence[Sequence[str]],
+    judge: Judge = BY_TAGS,
+    solved: Sequence[float | None] = (),
+) -> Record:
+    """The evaluation's numbers, averaged over problems and passes; `solved` is what a world says of them, where it does."""
     pairs = [(example, text) for example, texts in zip(examples, completions, strict=True) for text in texts]
     passes = len(completions[0])
     scores = judge([example for example, _ in pairs], [text for _, text in pairs])
+    for place, by_world in enumerate(solved):
+        scores[place] = scores[place] if by_world is None else by_world
     right = scores == 1
     partially = [_partially_right(text, e.answer) for e, text in pairs] if judge.by_tags else scores
     leniently = [r or _last_number_right(text, e.answer) for r, (e, text) in zip(right, pairs, strict=True)]
@@ -109,7 +146,7 @@ def grade(examples: Sequence[Example], completions: Sequence[Sequence[str]], jud
     right = right.reshape(-1, passes)
     if passes > 1:
         judged = zip(completions, right, strict=True)
-        record["majority_accuracy"] = float(np.mean([_majority_right(texts, solved) for texts, solved in judged]))
+        record["majority_accuracy"] = float(np.mean([_majority_right(texts, right_ones) for texts, right_ones in judged]))
         for k in (k for k in (1, 2, 4, 8, 16, 32, 64) if k <= passes):
             record[f"pass@{k}"] = float(np.mean([pass_at_k(passes, int(row.sum()), k) for row in right]))
     return record
@@ -163,7 +200,8 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     if other:
         own = set_name(trained.data)
         say(console, f"warning: {other} is not the run's own set, {own}; its record names it and is in none of its curves.")
-    judge = Judge(read.data.scorer, _origin(cfg, overrides), console.print)
+    origin = _origin(cfg, overrides)
+    judge, world = Judge(read.data.scorer, origin, console.print), load_world(read.environment, origin, console.print)
     if cfg.run is not None:
         warn_of_trained_on(trained, examples, console.print)
     trainable: Trainable | None
@@ -184,14 +222,26 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
         num_generations=passes,
     )
     key = step_key(cfg.seed, step, Purpose.EVALUATION)
-    width = prompt_width(examples)
+    width = prompt_width(examples, read.generation.max_prompt_length)
     temperature = way.temperature or 1.0
     engine = Inference(model)
     policy = engine.policy(trainable)
-    completions = answers_of(engine, policy, examples, width, cfg.evaluation.batch_size, key, sampling, temperature)
+    at_once = cfg.evaluation.batch_size
+    if world is None:
+        found = Answers(answers_of(engine, policy, examples, width, at_once, key, sampling, temperature))
+    else:
+        longest = read.generation.max_prompt_length
+        asking = Asking(model.tokenizer, read.data.system_prompt, read.data.enable_thinking, longest)
+        found = episodes_of(engine, policy, world, asking, examples, at_once, key, sampling, temperature)
     named = {"set": other} if other else {}
-    record = {"step": step, "split": "test", **named, **grade(examples, completions, judge), "num_passes": passes}
-    record |= {f"inference/{k}": v for k, v in cfg.inference_config.model_dump().items()}
+    record = {
+        "step": step,
+        "split": "test",
+        **named,
+        **grade(examples, found.texts, judge, found.solved),
+        "num_passes": passes,
+    }
+    record |= found.record | {f"inference/{k}": v for k, v in cfg.inference_config.model_dump().items()}
     say(console, _title(record, cfg, trained))
     console.print(_table(record))
     path = Path(cfg.run) if cfg.run else output
@@ -215,8 +265,8 @@ def _check_asked(cfg: EvaluateConfig, overrides: Sequence[str]) -> None:
         raise UserError(f"step={cfg.step}: the base model has no steps; give the folder of a run, as in run=runs/<time>.")
     for override in overrides if cfg.run else ():
         name = re.split(r"[.=@]", override.lstrip("+~"), maxsplit=1)[0]
-        if name not in ASKED and _key(override) != LENGTH:
-            given = ", ".join((*ASKED, LENGTH))
+        if name not in ASKED and _key(override) not in (LENGTH, *TRUSTED):
+            given = ", ".join((*ASKED, LENGTH, *TRUSTED[1:]))
             raise UserError(
                 f"{override.removeprefix('++')}: a run is evaluated as it was trained; only {given} can be given."
             )
@@ -229,10 +279,10 @@ def _key(override: str) -> str:
 
 
 def _origin(cfg: EvaluateConfig, overrides: Sequence[str]) -> Origin:
-    """Who has named the function that judges: the user, by any key of the data or the group, or the run's folder."""
+    """Who has named the code that an evaluation imports: the user, or the run's folder."""
     asked = {_key(override) for override in overrides}
-    named = frozenset({SCORER}) if asked & {"data", SCORER} else frozenset[str]()
-    return OWN if cfg.run is None else Origin(Path(cfg.run), named)
+    named = asked & {*TRUSTED} | ({SCORER} if "data" in asked else set())
+    return OWN if cfg.run is None else Origin(Path(cfg.run), frozenset(named))
 
 
 def _read_as_asked(trained: Config, cfg: EvaluateConfig, overrides: Sequence[str]) -> Config:
@@ -244,6 +294,9 @@ def _read_as_asked(trained: Config, cfg: EvaluateConfig, overrides: Sequence[str
     for key, value in cfg.data.model_dump().items():
         if ("data" in asked or f"data.{key}" in asked) and f"data.{key}" not in NOT_OF_SET:
             whole["data"][key] = value
+    for key in asked & {NAME, TOOLS}:
+        name = key.rpartition(".")[2]
+        whole["environment"][name] = getattr(cfg.environment, name)
     if LENGTH in asked:
         whole["generation"]["max_prompt_length"] = cfg.generation.max_prompt_length
     read = validate(whole, Config, f"{cfg.run}/config.yaml and the command line")

@@ -28,10 +28,11 @@ from agent_tunix.environments.rewards import RewardFunction
 from agent_tunix.errors import DivergenceError
 from agent_tunix.training import loading
 from agent_tunix.training.advisor import Advisor
-from agent_tunix.training.evaluation import answers_of, grade
+from agent_tunix.training.evaluation import answers_of, episodes_of, grade
 from agent_tunix.training.guard import MAX_ROLLBACKS, Interruption, fault_of
 from agent_tunix.training.horizon import hyperparameters
 from agent_tunix.training.metrics import Clock, cost_record, update_record
+from agent_tunix.training.play import Answers
 from agent_tunix.training.progress import Bars, Display, print_summary, say
 from agent_tunix.training.resume import counting_on, restored
 from agent_tunix.training.rollouts import demonstrations, make_batch, sample_groups
@@ -233,19 +234,19 @@ def evaluate_policy(r: Setup, state: TrainState, out: Outputs) -> list[Record]:
     greedy, *as_trained = r.evaluation_ways()
     missing = step not in [record["step"] for record in validations(out.folder.path)]
     whole = distributed.any_of(missing and distributed.first())
-    texts = _answers(r, state, greedy, whole)
+    found = _answers(r, state, greedy, whole)
     if whole:
-        record = {"step": step, "split": "validation", **grade(examples, texts, r.judge)}
+        record = {"step": step, "split": "validation", **grade(examples, found.texts, r.judge, found.solved), **found.record}
         for way in as_trained:
             drawn = _answers(r, state, way, whole)
-            record["sampled_accuracy"] = grade(examples, drawn, r.judge)["accuracy"]
+            record["sampled_accuracy"] = grade(examples, drawn.texts, r.judge, drawn.solved)["accuracy"]
         out.folder.evaluation(record)
         out.display.evaluation(record)
-    shown = list(zip(examples, texts, strict=False))[:SAMPLES_SHOWN]
+    shown = list(zip(examples, found.texts, strict=False))[:SAMPLES_SHOWN]
     return [{"question": e.question, "answer": e.answer, "completion": text[0]} for e, text in shown]
 
 
-def _answers(r: Setup, state: TrainState, way: Way, whole: bool) -> list[list[str]]:
+def _answers(r: Setup, state: TrainState, way: Way, whole: bool) -> Answers:
     """Completions of the held-out problems or, where some are only to be shown, of the first that are asked for at once.
 
     Those of a policy before its first update serve all runs that begin with it.
@@ -258,7 +259,10 @@ def _answers(r: Setup, state: TrainState, way: Way, whole: bool) -> list[list[st
     at_once = r.cfg.evaluation.batch_size
     problems = r.task.validation if whole else r.task.validation[:at_once]
     key = r.key(step, Purpose.EVALUATION)
-    answers = answers_of(r.engine, policy, problems, r.task.prompt_width, at_once, key, *way, shared)
+    if r.world is None:
+        answers = Answers(answers_of(r.engine, policy, problems, r.task.prompt_width, at_once, key, *way, shared))
+    else:
+        answers = episodes_of(r.engine, policy, r.world, r.asking, problems, at_once, key, *way)
     if shared is not None and whole:
         r.first_answers[shared] = answers
     return answers

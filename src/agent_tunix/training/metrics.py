@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from agent_tunix.engine.update import UpdateStats
 from agent_tunix.environments.rewards import Scored
 from agent_tunix.environments.stream import Example
+from agent_tunix.training.play import CUT, FAILED, Episode
 from agent_tunix.types import Record
 
 
@@ -59,6 +61,19 @@ def reward_record(scored: Scored, ended_B: np.ndarray) -> Record:
     }
 
 
+def episode_record(episodes: Sequence[Episode]) -> Record:
+    """The metrics of episodes in an environment; none of answers."""
+    if not episodes:
+        return {}
+    return {
+        "episode/turns": float(np.mean([episode.turns for episode in episodes])),
+        "episode/calls": float(np.mean([len(episode.calls) for episode in episodes])),
+        "episode/calling": float(np.mean([bool(episode.calls) for episode in episodes])),
+        "episode/cut": float(np.mean([episode.ending == CUT for episode in episodes])),
+        "episode/failed": float(np.mean([episode.ending == FAILED for episode in episodes])),
+    }
+
+
 def cost_record(lengths_B: np.ndarray, clock: Clock) -> Record:
     """What a batch took, up to now."""
     return {
@@ -69,7 +84,9 @@ def cost_record(lengths_B: np.ndarray, clock: Clock) -> Record:
     }
 
 
-def sample_records(example: Example, scored: Scored, advantages_PG: np.ndarray) -> list[Record]:
+def sample_records(
+    example: Example, scored: Scored, advantages_PG: np.ndarray, episodes: Sequence[Episode] = ()
+) -> list[Record]:
     """Lines of samples.jsonl: the best and the worst completion of the batch's first prompt."""
     rewards_G = scored.rewards_PG[0]
     return [
@@ -80,9 +97,16 @@ def sample_records(example: Example, scored: Scored, advantages_PG: np.ndarray) 
             "reward": float(rewards_G[g]),
             "rewards": {name: float(value[g]) for name, value in scored.values.items()},
             "advantage": float(advantages_PG[0, g]),
+            **(transcript(episodes[g]) if episodes else {}),
         }
         for g in (int(rewards_G.argmax()), int(rewards_G.argmin()))
     ]
+
+
+def transcript(episode: Episode) -> Record:
+    """All that was said in an episode, and what ended it where that is not its own end."""
+    stopped = {"ending": episode.ending, "fault": episode.fault} if episode.ending else {}
+    return {"transcript": [dict(message) for message in episode.messages], **stopped}
 
 
 def peak_memory_gb() -> float:

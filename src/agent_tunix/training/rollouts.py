@@ -15,13 +15,16 @@ from agent_tunix.engine.batch import bucket, groups_to_learn, merged, padded, tr
 from agent_tunix.engine.engine import Inference
 from agent_tunix.engine.random_keys import Purpose
 from agent_tunix.engine.sampler import Sampling
-from agent_tunix.environments.rewards import Scored, score
+from agent_tunix.environments.rewards import TAKEN, Scored, Scorer, score
 from agent_tunix.environments.stream import Example, left_padded, right_pad
+from agent_tunix.environments.world import World
+from agent_tunix.errors import UserError
 from agent_tunix.models.base import Model
 from agent_tunix.models.lora import Policy
 from agent_tunix.models.sharding import lay_rows, on_mesh_of
 from agent_tunix.training.data import demonstration_ids
-from agent_tunix.training.metrics import Clock, reward_record, sample_records
+from agent_tunix.training.metrics import Clock, episode_record, reward_record, sample_records
+from agent_tunix.training.play import CUT, Episode, arrays_of, play
 from agent_tunix.training.setup import Setup
 from agent_tunix.types import Batch, Prompts, Record, Rollouts
 
@@ -79,13 +82,18 @@ def pad_prompts(examples: Sequence[Example], width: int, model: Model) -> Prompt
 
 @dataclasses.dataclass(frozen=True)
 class Sampled:
-    """Completions with their rewards, and the batch that they make by themselves."""
+    """Completions with their rewards, and the batch that they make by themselves.
+
+    `lengths_B` count the model's own tokens, which `learnt_BC` says where the world's stand among them.
+    """
 
     examples: Sequence[Example]
     batch: Batch
     lengths_B: np.ndarray
     ended_B: np.ndarray
     scored: Scored
+    learnt_BC: np.ndarray
+    episodes: Sequence[Episode] = ()
 
 
 def sample_groups(r: Setup, policy: Policy, position: int, clock: Clock) -> list[Sampled]:
@@ -103,25 +111,77 @@ def sample_groups(r: Setup, policy: Policy, position: int, clock: Clock) -> list
 
 
 def _sample_once(r: Setup, policy: Policy, position: int, round: int, clock: Clock) -> Sampled:
-    grpo = r.cfg.grpo
     examples = r.stream.further(position, round) if round else r.stream.batch(position)
     key = r.key(position, Purpose.ROLLOUT)
     key = jax.random.fold_in(key, round) if round else key
-    completions = complete(r.engine, policy, examples, r.task.prompt_width, key, r.sampling, r.cfg.generation.temperature)
-    clock.lap("time/rollout", again=True)
-    rollouts = trim(completions.rollouts, completions.lengths_B)
-    batch = Batch(completions.prompts, rollouts.tokens_BC, rollouts.mask_BC, rollouts.mask_BC, rollouts.logprobs_BC)
-    if grpo.beta > 0 and not grpo.resample_rounds:  # the device computes it while the host reads and scores the completions
-        batch = dataclasses.replace(batch, reference_logprobs_BC=r.engine.reference_logprobs(batch))
-    texts = {row: r.model.tokenizer.decode(ids) for row, ids in completions.ids.items()}
-    scored = score(r.scorer, examples, texts, r.sampling.num_generations)
+    if r.world is None:
+        sampled = _answered(r, policy, examples, key, clock)
+    else:
+        sampled = _played(r, r.world, policy, examples, key, clock)
+    grpo, scored = r.cfg.grpo, sampled.scored
     if grpo.overlong == "penalty":
         longest = r.sampling.max_steps
-        penalty_B = overlong_penalty(completions.lengths_B, longest, grpo.overlong_buffer or max(1, longest // 4))
+        penalty_B = overlong_penalty(sampled.lengths_B, longest, grpo.overlong_buffer or max(1, longest // 4))
         rewards_PG = scored.rewards_PG + penalty_B.reshape(scored.rewards_PG.shape)
         scored = dataclasses.replace(scored, rewards_PG=rewards_PG, penalty_B=penalty_B)
+        sampled = dataclasses.replace(sampled, scored=scored)
     clock.lap("time/reward", again=True)
-    return Sampled(examples, batch, completions.lengths_B, completions.ended_B, scored)
+    return sampled
+
+
+def _answered(r: Setup, policy: Policy, examples: Sequence[Example], key: jax.Array, clock: Clock) -> Sampled:
+    """Answers to the problems, of one turn each."""
+    completions = complete(r.engine, policy, examples, r.task.prompt_width, key, r.sampling, r.cfg.generation.temperature)
+    clock.lap("time/rollout", again=True)
+    rollouts, lengths_B = trim(completions.rollouts, completions.lengths_B), completions.lengths_B
+    batch = Batch(completions.prompts, rollouts.tokens_BC, rollouts.mask_BC, rollouts.mask_BC, rollouts.logprobs_BC)
+    batch = _with_reference(r, batch)  # the device computes it while the host reads and scores the completions
+    texts = {row: r.model.tokenizer.decode(ids) for row, ids in completions.ids.items()}
+    scored = score(r.scorer, examples, texts, r.sampling.num_generations)
+    learnt_BC = np.arange(batch.tokens_BC.shape[1]) < lengths_B[:, None]
+    return Sampled(examples, batch, lengths_B, completions.ended_B, scored, learnt_BC)
+
+
+def _played(r: Setup, world: World, policy: Policy, examples: Sequence[Example], key: jax.Array, clock: Clock) -> Sampled:
+    """Episodes of the problems in the run's world."""
+    G, section, asking = r.sampling.num_generations, r.cfg.environment, r.asking
+    episodes = play(r.engine, policy, world, asking, examples, key, r.sampling, r.cfg.generation.temperature)
+    clock.lap("time/rollout", again=True)
+    made = arrays_of(episodes, G, asking, r.sampling.max_steps, r.engine)
+    left_B = np.array([bool(episode.ending) for episode in episodes])
+    learnt_BC = made.learnt_BC & ~left_B[:, None] if section.unfinished == "leave" else made.learnt_BC
+    arrays = made.tokens_BC, made.mask_BC, learnt_BC, made.logprobs_BC
+    laid = (lay_rows(array.__getitem__, array.shape, r.model.mesh) for array in arrays)
+    batch = _with_reference(r, Batch(made.prompts, *laid))
+    ended_B = np.array([episode.ending != CUT for episode in episodes])
+    scored = score_episodes(r.scorer, episodes, G, section.unfinished)
+    return Sampled(examples, batch, made.learnt_BC.sum(axis=1), ended_B, scored, learnt_BC, episodes)
+
+
+def _with_reference(r: Setup, batch: Batch) -> Batch:
+    if r.cfg.grpo.beta == 0 or r.cfg.grpo.resample_rounds:  # of several draws it is computed for the groups that are taken
+        return batch
+    return dataclasses.replace(batch, reference_logprobs_BC=r.engine.reference_logprobs(batch))
+
+
+def score_episodes(scorer: Scorer, episodes: Sequence[Episode], G: int, unfinished: str) -> Scored:
+    """Rewards of G episodes per row: of the configured functions, given the model's last message, and of the environment.
+
+    An episode that was cut or failed is worth nothing or, where it leaves its group, what the others in it are on average.
+    """
+    texts = {row: episode.answer for row, episode in enumerate(episodes)}
+    of = [episode.example for episode in episodes]
+    values = scorer([e.question for e in of], [*texts.values()], [e.answer for e in of], [e.row for e in of])
+    for name in sorted({name for episode in episodes for name in episode.rewards}):
+        if name in values or name in TAKEN:
+            raise UserError(f"The environment gives a reward of the name {name}, which is taken; call it something else.")
+        values[name] = np.array([episode.rewards.get(name, 0.0) for episode in episodes], np.float32)
+    finished_PG = np.array([not episode.ending for episode in episodes]).reshape(-1, G)
+    rewards_PG = np.where(finished_PG, scorer.total(values).reshape(-1, G), 0.0).astype(np.float32)
+    if unfinished == "zero":
+        return Scored(texts, values, rewards_PG)
+    means_P1 = rewards_PG.sum(axis=1, keepdims=True) / np.maximum(finished_PG.sum(axis=1, keepdims=True), 1)
+    return Scored(texts, values, np.where(finished_PG, rewards_PG, means_P1), kept_PG=finished_PG)
 
 
 def _spread(draws: Sequence[Sampled]) -> np.ndarray:
@@ -150,50 +210,65 @@ def make_batch(r: Setup, policy: Policy, position: int, draws: Sequence[Sampled]
     What is recorded of rewards and lengths is that of the first draw, which is the policy's own.
     """
     first, groups = draws[0], _chosen(draws)
-    batch, rewards_PG, lengths_B, ended_B = first.batch, first.scored.rewards_PG, first.lengths_B, first.ended_B
-    if len(draws) > 1:
-        batch, rewards_PG, lengths_B, ended_B = _merged(r, draws, groups)
+    batch, of = (first.batch, ToLearn.of(first)) if len(draws) == 1 else _merged(r, draws, groups)
     if r.cfg.grpo.importance_correction != "none":
         batch = dataclasses.replace(batch, trainer_logprobs_BC=r.engine.policy_logprobs(policy, batch))
     if r.cfg.grpo.beta > 0 and batch.reference_logprobs_BC is None:
         batch = dataclasses.replace(batch, reference_logprobs_BC=r.engine.reference_logprobs(batch))
     shuffle_key = r.key(position, Purpose.SHUFFLE) if r.cfg.grpo.shuffle_advantages else None
-    advantages_PG = _advantages(r, rewards_PG, shuffle_key)
-    batch = with_learning(batch, advantages_PG.reshape(-1), _weights(r, batch, lengths_B, ended_B), r.model.mesh)
-    record = reward_record(first.scored, first.ended_B)
+    advantages_PG = _advantages(r, of, shuffle_key)
+    batch = with_learning(batch, advantages_PG.reshape(-1), _weights(r, of), r.model.mesh)
+    record = reward_record(first.scored, first.ended_B) | episode_record(first.episodes)
     if r.cfg.grpo.resample_rounds:
         left_out = np.setdiff1d(np.arange(len(draws) * len(groups)), groups)
         record["groups/discarded"] = int((~_spread(draws)[left_out]).sum())
-    shown_PG = _advantages(r, first.scored.rewards_PG, shuffle_key)
-    samples = sample_records(first.examples[0], first.scored, shown_PG) if distributed.first() else []
+    shown_PG = _advantages(r, ToLearn.of(first), shuffle_key)
+    samples = sample_records(first.examples[0], first.scored, shown_PG, first.episodes) if distributed.first() else []
     return TrainingBatch(batch, record, samples, np.concatenate([draw.lengths_B for draw in draws]))
 
 
-def _merged(r: Setup, draws: Sequence[Sampled], groups: np.ndarray) -> tuple[Batch, np.ndarray, np.ndarray, np.ndarray]:
-    """The chosen groups of several draws: their batch, rewards, lengths, and which completions ended."""
-    width, G = max(draw.batch.tokens_BC.shape[1] for draw in draws), r.sampling.num_generations
+@dataclasses.dataclass(frozen=True)
+class ToLearn:
+    """What the host knows of the completions that are learnt from, by group."""
+
+    rewards_PG: np.ndarray
+    kept_PG: np.ndarray
+    ended_PG: np.ndarray
+    learnt_PGC: np.ndarray
+
+    @classmethod
+    def of(cls, sampled: Sampled, width: int | None = None) -> ToLearn:
+        """Those of a draw, its tokens padded to a width."""
+        rewards_PG, (_, C) = sampled.scored.rewards_PG, sampled.learnt_BC.shape
+        kept_PG = np.ones(rewards_PG.shape, bool) if sampled.scored.kept_PG is None else sampled.scored.kept_PG
+        learnt_BC = np.pad(sampled.learnt_BC, ((0, 0), (0, (width or C) - C)))
+        P, G = rewards_PG.shape
+        return cls(rewards_PG, kept_PG, sampled.ended_B.reshape(P, G), learnt_BC.reshape(P, G, -1))
+
+
+def _merged(r: Setup, draws: Sequence[Sampled], groups: np.ndarray) -> tuple[Batch, ToLearn]:
+    """The chosen groups of several draws: their batch, and what the host knows of them."""
+    width = max(draw.batch.tokens_BC.shape[1] for draw in draws)
     with on_mesh_of(r.model.weights):
         batch = merged(tuple(padded(draw.batch, width) for draw in draws), groups)
-    rewards_PG = np.concatenate([draw.scored.rewards_PG for draw in draws])[groups]
-    lengths_B, ended_B = (
-        np.concatenate([of.reshape(-1, G) for of in each])[groups].reshape(-1)
-        for each in ([draw.lengths_B for draw in draws], [draw.ended_B for draw in draws])
-    )
-    return batch, rewards_PG, lengths_B, ended_B
+    each = [ToLearn.of(draw, width) for draw in draws]
+    fields = [field.name for field in dataclasses.fields(ToLearn)]
+    return batch, ToLearn(*(np.concatenate([getattr(one, name) for one in each])[groups] for name in fields))
 
 
-def _advantages(r: Setup, rewards_PG: np.ndarray, shuffle_key: jax.Array | None) -> np.ndarray:
+def _advantages(r: Setup, of: ToLearn, shuffle_key: jax.Array | None) -> np.ndarray:
     """Advantages as the objective has them; with a key, those of the control experiment."""
     leave_one_out = OBJECTIVES[r.cfg.grpo.objective].baseline == "leave_one_out"
-    advantages_PG = group_advantages(rewards_PG, r.cfg.grpo.scale_rewards, leave_one_out)
+    advantages_PG = group_advantages(of.rewards_PG, r.cfg.grpo.scale_rewards, leave_one_out, of.kept_PG)
     return advantages_PG if shuffle_key is None else shuffle_within_groups(shuffle_key, advantages_PG)
 
 
-def _weights(r: Setup, batch: Batch, lengths_B: np.ndarray, ended_B: np.ndarray) -> np.ndarray:
+def _weights(r: Setup, of: ToLearn) -> np.ndarray:
     """Each token's share in the objective; none for completions that were cut where they are not learnt from."""
-    counted_BC = np.arange(batch.tokens_BC.shape[1]) < lengths_B[:, None]
+    counted_PGC = of.learnt_PGC
     if r.cfg.grpo.overlong == "mask":
-        counted_BC = counted_BC & ended_B[:, None]
+        counted_PGC = counted_PGC & of.ended_PG[..., None]
+    counted_BC = counted_PGC.reshape(-1, counted_PGC.shape[-1])
     return OBJECTIVES[r.cfg.grpo.objective].weights(counted_BC, r.sampling.max_steps).astype(np.float32)
 
 

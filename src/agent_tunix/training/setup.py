@@ -20,6 +20,8 @@ from agent_tunix.engine.random_keys import Purpose, step_key
 from agent_tunix.engine.sampler import Sampling
 from agent_tunix.environments.rewards import Judge, RewardFunction, Scorer
 from agent_tunix.environments.stream import Stream
+from agent_tunix.environments.world import World, load_world
+from agent_tunix.errors import UserError
 from agent_tunix.models.base import Model
 from agent_tunix.models.lora import Adapters
 from agent_tunix.models.sharding import rows_to_come
@@ -28,6 +30,7 @@ from agent_tunix.training.advisor import Advisor
 from agent_tunix.training.data import Notice, Task, load_task, refuse_unknown_tokens, with_demonstrations
 from agent_tunix.training.horizon import Plan, coefficients, hyperparameters, loss_form, make_plan, too_few
 from agent_tunix.training.loggers.base import Logger, logger_class, working
+from agent_tunix.training.play import Answers, Asking
 from agent_tunix.types import Batch, Prompts
 
 SILENT = Advisor()
@@ -46,18 +49,25 @@ class Setup:
     sampling: Sampling
     scorer: Scorer
     judge: Judge
+    world: World | None  # None: an answer is all there is to an episode
     stream: Stream
     loggers: tuple[type[Logger], ...]
     advisor: Advisor
     overrides: tuple[str, ...]  # as they were given
     started: float  # on the monotonic clock
-    first_answers: dict[str, list[list[str]]]  # of policies before their first update, for all runs of the process
+    first_answers: dict[str, Answers]  # of policies before their first update, for all runs of the process
 
     def open_loggers(self, folder: Path) -> list[Logger]:
         return open_each(self.loggers, folder, self.cfg)
 
     def key(self, step: int, purpose: Purpose) -> jax.Array:
         return step_key(self.cfg.seed, step, purpose)
+
+    @property
+    def asking(self) -> Asking:
+        """How episodes begin and go on in the model's words."""
+        data, longest = self.cfg.data, self.cfg.generation.max_prompt_length
+        return Asking(self.model.tokenizer, data.system_prompt, data.enable_thinking, longest)
 
     def evaluation_ways(self) -> list[Way]:
         """How held-out problems are answered: greedily and, if that is asked for, as in training."""
@@ -69,7 +79,7 @@ class Setup:
         """Equal for runs whose policies, before their first update, give the same answers to held-out problems."""
         cfg, training = self.cfg, self.cfg.training
         begun = cfg.model, cfg.seed, training.init_from, training.init_step
-        asked = cfg.data, training.train_fraction, cfg.evaluation, cfg.generation, self.task.prompt_width
+        asked = cfg.data, cfg.environment, training.train_fraction, cfg.evaluation, cfg.generation, self.task.prompt_width
         return repr((begun, asked, way))
 
 
@@ -93,7 +103,7 @@ class Loaded:
         self._model: tuple[Any, Model] | None = None
         self._tasks: dict[str, Task] = {}
         self._scorers: dict[str, Scorer] = {}
-        self.first_answers: dict[str, list[list[str]]] = {}
+        self.first_answers: dict[str, Answers] = {}
 
     def model(self, cfg: Config) -> Model:
         wanted = (cfg.model, cfg.training.init_from, cfg.training.init_step)
@@ -136,6 +146,10 @@ def prepare(
     unusual = loading.unusual_adapters(cfg, model.arch)
     scorer = loaded.scorer(cfg, origin, notice)
     judge = Judge(cfg.data.scorer, origin, notice)
+    world = load_world(cfg.environment, origin, notice)
+    if world is not None and (jax.process_count() > 1 or cfg.training.method == "supervised"):
+        why = "several processes" if jax.process_count() > 1 else "training.method=supervised, which plays no episodes"
+        raise UserError(f"environment.name={cfg.environment.name} does not go together with {why}.")
     loggers = tuple(logger_class(name, origin, notice) for name in cfg.training.loggers)
     task = loaded.task(cfg, model, notice)
     if cfg.training.method == "supervised":
@@ -157,6 +171,7 @@ def prepare(
         sampling,
         scorer,
         judge,
+        world,
         stream,
         loggers,
         advisor,
@@ -175,6 +190,8 @@ def engine_of(cfg: Config, model: Model, reference: Adapters | None) -> Engine:
 
 def compile_ahead(r: Setup) -> None:
     """Begins to compile the programs of a run that trains adapters by GRPO on one device, before any weight is read."""
+    if r.world is not None:  # the widths of whose prompts are not known
+        return
     if r.cfg.training.method == "grpo" and r.cfg.model.lora_rank > 0 and r.model.mesh.size == 1:
         r.engine.compile_ahead(partial(first_calls, r))
 

@@ -79,3 +79,19 @@ def test_rewards_are_scaled_by_group_by_batch_or_not_at_all():
 
 def test_the_penalty_falls_over_the_last_tokens():
     np.testing.assert_allclose(overlong_penalty(np.array([1, 80, 90, 100]), 100, 20), [0, 0, -0.5, -1])
+
+
+@pytest.mark.parametrize("scale", ["group", "none", "batch"])
+@pytest.mark.parametrize("leave_one_out", [False, True])
+def test_those_that_left_a_group_count_as_if_they_were_not_there(scale, leave_one_out):
+    rewards_PG = np.float32([[1, 0, 5, 0], [2, 2, 2, 9]])
+    kept_PG = np.array([[True, True, False, True], [True, True, False, True]])
+    found_PG = group_advantages(rewards_PG, scale, leave_one_out, kept_PG)
+    expected_PG = group_advantages(rewards_PG[kept_PG].reshape(2, 3), scale, leave_one_out)
+    np.testing.assert_allclose(found_PG[kept_PG].reshape(2, 3), expected_PG, rtol=1e-6)
+    assert not found_PG[~kept_PG].any()
+
+
+def test_one_that_is_left_alone_has_none_to_be_compared_with():
+    kept_PG = np.array([[True, False]])
+    assert not group_advantages(np.float32([[1, 0]]), kept_PG=kept_PG).any()

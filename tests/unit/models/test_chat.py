@@ -209,3 +209,44 @@ def test_what_the_system_says_takes_the_place_of_the_system_prompt(chat):
 def test_what_is_no_conversation_that_the_model_can_answer_is_refused(messages):
     with pytest.raises(UserError, match=r"^messages"):
         Chat(GEMMA).conversation(messages)
+
+
+TOOLS = (
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for message in messages %}{% if message.role == 'tool' %}<|im_start|>user\n<tool_response>{{ message.content }}"
+    "</tool_response><|im_end|>\n{% else %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SCHEMA = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
+REPLIES = {"by the user": ("user", "Again?"), "by a tool": ("tool", "42")}
+
+
+@pytest.mark.parametrize("reply", REPLIES.values(), ids=REPLIES)
+@pytest.mark.parametrize("chat", [*map(Chat, (GEMMA, CHATML, LLAMA)), own(TOOLS)], ids=["gemma", "chatml", "llama", "tools"])
+def test_an_episode_goes_on_as_the_template_writes_the_whole(chat, reply):
+    """What was said until the reply, and what comes with it, are the conversation as it is written at once."""
+    role, content = reply
+    if role == "tool" and isinstance(chat.template, Turns):
+        role = "user"  # a kind of model that knows no tools
+    ending = chat.ending({"<|im_end|>", "<end_of_turn>", "<|eot_id|>"})
+    begun = chat.asked(said(("user", "Why?")), "", None)
+    continued = chat.continued([{"role": reply[0], "name": "add", "content": content}], ending, None)
+    whole = chat.template.write(said(("user", "Why?"), ("assistant", "So."), (role, content)), True, None)
+    assert f"{begun}So.{ending}{continued}" == whole
+
+
+def test_the_model_is_told_of_tools_by_its_template_or_in_the_systems_message():
+    asked = own(TOOLS).asked(said(("user", "Why?")), "", None, [SCHEMA], "told")
+    assert '"name": "add"' in asked
+    assert "told" not in asked
+    asked = Chat(CHATML).asked(said(("user", "Why?")), "Be brief.", None, [SCHEMA], "told")
+    assert asked.startswith("<|im_start|>system\nBe brief.\n\ntold<|im_end|>")
+    asked = Chat(GEMMA).asked(said(("system", "Mine."), ("user", "Why?")), "Be brief.", None, [SCHEMA], "told")
+    assert "Mine.\n\ntold\n\nWhy?" in asked
+    assert Chat(CHATML).asked(said(("user", "Why?")), "", None) == Chat(CHATML).prompt("Why?")
+
+
+@pytest.mark.parametrize("messages", [[], said(("assistant", "So.")), said(("narrator", "Once."))])
+def test_an_episode_does_not_begin_with_the_model(messages):
+    with pytest.raises(UserError, match="an episode begins with messages of the roles"):
+        Chat(CHATML).asked(messages, "", None)

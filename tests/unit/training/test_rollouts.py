@@ -127,7 +127,7 @@ def test_runs_that_begin_with_one_policy_ask_for_its_answers_once(monkeypatch):
     def answers(*overrides: str, step: int = 0, way: int = 0):
         run = prepared(*overrides, loaded=loaded)
         state = dataclasses.replace(loading.new_state(run.cfg, run.model), step=jnp.asarray(step))
-        assert loop._answers(run, state, run.evaluation_ways()[way], whole=True) == [["answer"]]
+        assert loop._answers(run, state, run.evaluation_ways()[way], whole=True).texts == [["answer"]]
         return len(asked)
 
     assert answers("optimizer.learning_rate=1e-5") == 1

@@ -25,7 +25,7 @@ from agent_tunix.config.imports import OWN, Origin
 from agent_tunix.config.mesh_shape import shown, sizes_of
 from agent_tunix.config.schema import Config, ModelSection
 from agent_tunix.engine.checkpoint import Checkpoints
-from agent_tunix.environments import rewards
+from agent_tunix.environments import rewards, world
 from agent_tunix.errors import UserError
 from agent_tunix.kernels import device
 from agent_tunix.kernels.vocabulary_odds import kernel_is_known
@@ -53,7 +53,8 @@ def run(cfg: Config, output: Path, console: Console, origin: Origin = OWN) -> Re
         loading.saved_config(begun, "training.init_from")
         with contextlib.closing(Checkpoints(Path(begun) / "checkpoints")) as checkpoints:
             checkpoints.chosen(cfg.training.init_step)
-    for line in rewards.foreseen(cfg.reward.functions, origin, cfg.data.scorer):
+    functions = rewards.foreseen(cfg.reward.functions, origin, cfg.data.scorer)
+    for line in (*functions, *world.foreseen(cfg.environment, origin)):
         say(console, line)
     count, width, notes = _examples(cfg, console)
     plan = make_plan(cfg, count or cfg.training.prompts_per_step * (cfg.training.num_batches or 0))
