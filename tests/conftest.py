@@ -8,15 +8,20 @@ import dataclasses
 import gc
 import json
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
 from absl import logging as absl_logging
 from hydra import compose, initialize_config_dir
+from hydra._internal import config_loader_impl
+from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.defaults_list import Overrides
 from omegaconf import OmegaConf
 
 from agent_tunix import cli, signals
@@ -46,6 +51,50 @@ from agent_tunix.training import loading  # noqa: E402
 
 assert compiler_options.LEVEL not in compiler_options.OPTIONS, "imported before the flags were set, it overrules them"
 loading.start_device(print)
+
+
+def remember_compositions() -> None:
+    """Hydra composes every command twice, from files that hardly ever change: what it makes of the same files is kept here.
+
+    Three of its steps are answered from memory: what a file holds, which files a choice of groups leads to, and what these
+    are together. Hydra itself still sets the values of each command line. A fault is not kept.
+    """
+    kept: dict[tuple, bytes] = {}
+    loader, read = config_loader_impl.ConfigLoaderImpl, ConfigRepository.load_config
+    choose, merge = config_loader_impl.create_defaults_list, loader._compose_config_from_defaults_list
+
+    def files(repository: Any) -> tuple:
+        """Where files are looked for, and the state of each: one that is written anew is another. Ours stay as they are."""
+        places = [(source.provider, source.path) for source in repository.get_sources()]
+        walks = (os.walk(place) for _, place in places if place != str(REPOSITORY / "conf"))
+        paths = (os.path.join(folder, name) for walk in walks for folder, _, names in walk for name in names)
+        states = ((path, os.stat(path)) for path in paths if os.path.exists(path))
+        return (*places, *((path, state.st_mtime_ns, state.st_size) for path, state in states))
+
+    def remembered(key: tuple, make: Callable[[], Any]) -> Any:
+        if key not in kept:
+            kept[key] = pickle.dumps(make())
+        return pickle.loads(kept[key])
+
+    def load_config(repository, config_path):
+        return remembered(("read", config_path, files(repository)), lambda: read(repository, config_path))
+
+    def create_defaults_list(repo, config_name, overrides_list, prepend_hydra, skip_missing):
+        asked = Overrides(repo, overrides_list)
+        chosen = repr((asked.override_choices, asked.append_group_defaults, asked.deletions))
+        key = ("choose", config_name, prepend_hydra, skip_missing, chosen, files(repo))
+        found = remembered(key, lambda: choose(repo, config_name, overrides_list, prepend_hydra, skip_missing))
+        return dataclasses.replace(found, config_overrides=asked.config_overrides)
+
+    def compose_config_from_defaults_list(loader_, defaults, repo):
+        return remembered(("merge", repr(defaults), files(repo)), lambda: merge(loader_, defaults, repo))
+
+    ConfigRepository.load_config = load_config
+    config_loader_impl.create_defaults_list = create_defaults_list
+    loader._compose_config_from_defaults_list = compose_config_from_defaults_list
+
+
+remember_compositions()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

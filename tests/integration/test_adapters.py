@@ -16,7 +16,6 @@ from agent_tunix.models.checkpoints.safetensors import read_architecture
 from agent_tunix.models.lora import Adapters, init_adapters
 from agent_tunix.training.run_folder import read_records
 
-LONG_RUNS = True
 FEW = ["model=gemma3_tiny", "training.micro_batch_size=2", "training.num_batches=2", "data.num_examples=64"]
 FEW += ["evaluation.num_examples=8", "evaluation.sampled=false", "optimizer.learning_rate=1e-3", "optimizer.warmup_ratio=0"]
 KEYS = ["model.lora_rank=4", "model.lora_alpha=64", "model.use_rslora=true", "model.lora_module_path=q_proj|down_proj"]
