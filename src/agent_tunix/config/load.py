@@ -172,6 +172,8 @@ def _impossible(container: Any) -> Iterable[str]:
             yield f"model.{key}=true: model.lora_rank=0 trains all weights and has no adapters; set it to false, or a rank"
     if (adapter := value("model", "adapter")) is not None and rank == 0:
         yield f"model.adapter={adapter}: model.lora_rank=0 trains all weights and has no adapters; set that of the adapter"
+    if value("training", "keep_best") == "sampled_accuracy" and value("evaluation", "sampled") is False:
+        yield "training.keep_best=sampled_accuracy: no evaluation has it without evaluation.sampled=true; set that too"
     if adapter is not None and (begun := value("training", "init_from")) is not None:
         yield f"model.adapter={adapter}, training.init_from={begun}: a run starts from one of them; leave the other out"
 

@@ -13,7 +13,7 @@ import inspect
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, PlainValidator, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticUndefined
 
 from agent_tunix.config.mesh_shape import AXES, sizes_of
@@ -22,6 +22,7 @@ from agent_tunix.errors import calling, unparsed
 
 Positive = Annotated[int, Field(ge=1)]
 Step = Annotated[int, Field(ge=0)]
+BEST: Literal["best"] = "best"  # in the place of a step: the best of those that a run has kept
 Share = Annotated[float, Field(ge=0, le=1)]
 Length = Annotated[int, Field(ge=1, le=2**17)]  # in tokens; no Gemma 3 has read more
 
@@ -29,6 +30,17 @@ Length = Annotated[int, Field(ge=1, le=2**17)]  # in tokens; no Gemma 3 has read
 def Input(default: Any = PydanticUndefined, **given: Any) -> Any:  # noqa: N802  # as pydantic's Field
     """A `Field` that compiled programs take as an input or that only the host reads: fused jobs may differ in it."""
     return Field(default, json_schema_extra={"input": True}, **given)
+
+
+def _a_step_or_best(step: Any) -> Any:
+    if step == BEST or (isinstance(step, int) and not isinstance(step, bool) and step >= 0):
+        return step
+    raise ValueError(f"must be a step, a whole number from 0 on, or {BEST}")
+
+
+StepOrBest = Annotated[int | Literal["best"], PlainValidator(_a_step_or_best)]
+# What an evaluation of a run says of its completions, each a share of the problems.
+Measure = Literal["accuracy", "sampled_accuracy", "lenient_accuracy", "partial_accuracy", "format_accuracy"]
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
@@ -218,7 +230,9 @@ class TrainingSection(Section):
     init_from: str | None = Field(
         description="Folder of a run whose trained model, over its model.weights, this one starts from and is compared with."
     )
-    init_step: Step | None = Field(default=None, description="Step of that run to start from; null: its last.")
+    init_step: StepOrBest | None = Field(
+        default=None, description="Step of that run to start from; null: its last; best: the best of those that it kept."
+    )
     batch_size: Positive | None = Field(
         description="Prompts per update; null: micro_batch_size. A larger batch accumulates gradients."
     )
@@ -233,6 +247,11 @@ class TrainingSection(Section):
     eval_every_n_steps: Positive | None = Field(description="Updates between evaluations; null: only before and after.")
     save_interval_steps: Positive | None = Field(description="Updates between checkpoints; null: only the last.")
     max_checkpoints_to_keep: Positive = Field(description="Checkpoints to keep; older ones are deleted.")
+    keep_best: Measure | None = Field(
+        default=None,
+        description="Keep the checkpoint of the best evaluation too, by this number: accuracy, sampled_accuracy, "
+        "lenient_accuracy, partial_accuracy or format_accuracy. null: of the last ones alone.",
+    )
     on_divergence: Literal["stop", "rollback", "ignore"] = Field(
         description="When a loss, gradient or reward is not finite or KL explodes: stop; go back to the last checkpoint "
         "and on at a tenth of the rate; or drop the batch. Such an update never reaches the weights."
@@ -361,7 +380,7 @@ class EvaluateConfig(Config):
     """The configuration of `evaluate.py`: a training configuration, and what to evaluate."""
 
     run: str | None = Field(description="Folder of a run to evaluate; null: the base model.")
-    step: Step | None = Field(description="Checkpoint to evaluate; null: last; 0: before training.")
+    step: StepOrBest | None = Field(description="Checkpoint to evaluate; null: last; best: by accuracy; 0: before training.")
     num_passes: Positive = Field(description="Completions of a problem, for majority vote and pass@k; one if greedy.")
     inference_config: InferenceSection
 
@@ -370,7 +389,7 @@ class ExportConfig(Section):
     """The configuration of `agent-tunix export`."""
 
     run: str = Field(description="Folder of the run to export.")
-    step: Positive | None = Field(description="Checkpoint to export; null: the last.")
+    step: StepOrBest | None = Field(description="Checkpoint to export; null: the last; best: by accuracy.")
     format: Literal["peft", "merged", "gguf-ready"] = Field(
         description="A PEFT adapter; a whole model for transformers and vLLM; or one for llama.cpp's converter."
     )
@@ -378,3 +397,10 @@ class ExportConfig(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         description="Type of what is written; bfloat16 halves the files and rounds the smallest changes away."
     )
+
+    @field_validator("step")
+    @classmethod
+    def _is_of_training(cls, step: StepOrBest | None) -> StepOrBest | None:
+        if step == 0:
+            raise ValueError("is the model before training, of which there is nothing to export")
+        return step

@@ -28,6 +28,7 @@ from agent_tunix.environments.rewards import RewardFunction
 from agent_tunix.errors import DivergenceError
 from agent_tunix.training import loading
 from agent_tunix.training.advisor import Advisor
+from agent_tunix.training.best import best_kept, best_saved
 from agent_tunix.training.evaluation import answers_of, grade
 from agent_tunix.training.guard import MAX_ROLLBACKS, Interruption, fault_of
 from agent_tunix.training.horizon import hyperparameters
@@ -35,9 +36,9 @@ from agent_tunix.training.metrics import Clock, cost_record, update_record
 from agent_tunix.training.progress import Bars, Display, print_summary, say
 from agent_tunix.training.resume import counting_on, restored
 from agent_tunix.training.rollouts import demonstrations, make_batch, sample_groups
-from agent_tunix.training.run_folder import RunFolder, claimed, read_records, replace_text, run_folder
+from agent_tunix.training.run_folder import RunFolder, claimed, read_records, replace_text, run_folder, validations
 from agent_tunix.training.setup import SILENT, Loaded, Setup, Way, compile_ahead, prepare
-from agent_tunix.training.summary import ended_by, overrides_of, summarise, validations
+from agent_tunix.training.summary import ended_by, overrides_of, summarise
 from agent_tunix.types import Record, TrainState
 
 SAMPLES_SHOWN = 3
@@ -85,7 +86,7 @@ def run(
             r = prepare(cfg, Loaded(reward_functions), bars.notice, overrides, origin, advisor)
             interruption = to_the_end.enter_context(Interruption())  # before, there is nothing to save
             outcome = training(r, path, bars.display("training", r.plan.total_steps), interruption)
-        print_summary(console, path, outcome.summary, outcome.before, outcome.after)
+        print_summary(console, path, outcome.summary, outcome.before, outcome.after, best_kept(cfg, path))
     return outcome.summary
 
 
@@ -116,7 +117,8 @@ def _in_folder(
         before = evaluate_policy(r, fresh, out)
         state, progress = train_loop(r, state, progress, out, interruption, pause)
         completed, paused = progress.position == r.plan.total_batches, pause(int(state.step))
-        checkpoints.save(state, dataclasses.replace(progress, midway=not completed), used_up=False)
+        best = best_step(r, int(state.step), out)
+        checkpoints.save(state, dataclasses.replace(progress, midway=not completed), best=best, used_up=False)
         after = evaluate_policy(r, state, out) if completed or paused else []
         checkpoints.settle()
         status = "completed" if completed else "paused" if paused else "interrupted"
@@ -154,11 +156,14 @@ def train_loop(
         progress = progress.advanced()
         step = int(state.step)
         evaluated_after = progress.position == total or pause(step)
-        if _due(training.eval_every_n_steps, step, iterations) and not evaluated_after:
+        evaluated = _due(training.eval_every_n_steps, step, iterations) and not evaluated_after
+        if evaluated:
             evaluate_policy(r, state, out)
             _warn_early(r, out)
-        if _due(training.save_interval_steps, step, iterations):
-            out.checkpoints.save(state, progress)
+        due = _due(training.save_interval_steps, step, iterations)
+        best = best_step(r, step, out) if evaluated or due else None
+        if due or best == step:
+            out.checkpoints.save(state, progress, best=best)
     return state, progress
 
 
@@ -243,6 +248,16 @@ def evaluate_policy(r: Setup, state: TrainState, out: Outputs) -> list[Record]:
         out.display.evaluation(record)
     shown = list(zip(examples, texts, strict=False))[:SAMPLES_SHOWN]
     return [{"question": e.question, "answer": e.answer, "completion": text[0]} for e, text in shown]
+
+
+def best_step(r: Setup, step: int, out: Outputs) -> int | None:
+    """The best by `training.keep_best` of the steps that have a checkpoint, and of this one, if it was evaluated."""
+    if (metric := r.cfg.training.keep_best) is None:
+        return None
+    saved = {step, *out.checkpoints.steps()}
+    found = best_saved(out.folder.path, metric, saved) if distributed.first() else None
+    said = distributed.everyones(str(found["step"]) if found else "")[0]
+    return int(said) if said else None
 
 
 def _answers(r: Setup, state: TrainState, way: Way, whole: bool) -> list[list[str]]:

@@ -105,9 +105,9 @@ def say(console: Console, text: str) -> None:
 
 
 def print_summary(
-    console: Console, folder: Path, summary: Record, before: Sequence[Record], after: Sequence[Record]
+    console: Console, folder: Path, summary: Record, before: Sequence[Record], after: Sequence[Record], best: str = ""
 ) -> None:
-    """The close of a run: accuracy before and after, samples before and after, what to do next."""
+    """The close of a run: accuracy before and after, samples before and after, what is said of its best, what to do next."""
     table = Table(title=f"{summary['status']}: {counted(summary['steps'], 'update')} in {summary['seconds']:.0f} s")
     for column in ("held-out", "before", "after"):
         table.add_column(column, justify="left" if column == "held-out" else "right")
@@ -128,4 +128,5 @@ def print_summary(
             highlight=False,
         )
     page = f"\nReport:     {folder / 'report.html'}" if (folder / "report.html").exists() else ""
-    say(console, "\n".join([f"Run folder: {folder}{page}\n\nNext:", *(f"  {line}" for line in summary["advice"])]))
+    kept = f"\n{best}" if best else ""
+    say(console, "\n".join([f"Run folder: {folder}{page}{kept}\n\nNext:", *(f"  {line}" for line in summary["advice"])]))

@@ -175,6 +175,13 @@ def read_records(path: Path) -> list[Record]:
         return objects(map(_decoded, short_lines(path))) if path.is_file() else []
 
 
+def validations(path: Path) -> list[Record]:
+    """The evaluations made in training, by step. A record that was damaged is left out, so its evaluation is made again."""
+    kept = [record for record in read_records(path / "evals.jsonl") if record.get("split") == "validation"]
+    whole = [record for record in kept if finite(record.get("step")) and finite(record.get("accuracy"))]
+    return sorted(whole, key=lambda record: record["step"])
+
+
 def last_step(path: Path) -> int:
     """The last step that a run's folder has recorded."""
     steps = [record.get("step") for record in read_records(path / "metrics.jsonl")]

@@ -186,6 +186,8 @@ def test_all_faults_are_reported_together(faults):
         ("training.micro_batch_size", "4", "must be a valid integer"),
         ("training.train_fraction", 0.0, "must be greater than 0"),
         ("evaluation.sampled", "yes", "must be a valid boolean"),
+        ("training.keep_best", "loss", "training.keep_best=loss: must be 'accuracy', 'sampled_accuracy'"),
+        ("training.init_step", "last", "training.init_step=last: must be a step, a whole number from 0 on, or best"),
         ("model.lora_module_path", "(q_proj", "is not a regular expression"),
         ("model.lora_module_path", "(" * 2000 + ")" * 2000, "is not a regular expression: it is nested too deeply"),
         ("data.path", "a\0b", "must be text, without zero bytes"),
@@ -209,6 +211,11 @@ def test_a_value_out_of_bounds_is_one_fault_that_names_key_and_bound(faults, key
     (line,) = faults({key: value})
     assert line.startswith(key.split(".")[0])
     assert fault in line
+
+
+def test_the_best_is_not_kept_by_a_number_that_no_evaluation_has(faults):
+    (line,) = faults({"training.keep_best": "sampled_accuracy", "evaluation.sampled": False})
+    assert line.startswith("training.keep_best=sampled_accuracy: no evaluation has it without evaluation.sampled=true")
 
 
 def test_a_base_that_is_trained_is_not_quantised(faults):

@@ -37,6 +37,7 @@ from agent_tunix.models.checkpoints.loading import open_tensors, parameters
 from agent_tunix.models.families.table import family_of
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.training import loading
+from agent_tunix.training.best import step_of
 from agent_tunix.training.data import load_splits, load_task, refuse_unknown_tokens, with_demonstrations
 from agent_tunix.training.horizon import Plan, coefficients, make_plan, too_few
 from agent_tunix.training.progress import say
@@ -50,9 +51,9 @@ POINTS = 1200  # of the learning rate's curve, at most
 def run(cfg: Config, output: Path, console: Console, origin: Origin = OWN) -> Record:
     """Shows the plan and saves the learning rate's picture; returns what was shown."""
     if (begun := cfg.training.init_from) is not None:
-        loading.saved_config(begun, "training.init_from")
+        earlier = loading.saved_config(begun, "training.init_from")
         with contextlib.closing(Checkpoints(Path(begun) / "checkpoints")) as checkpoints:
-            checkpoints.chosen(cfg.training.init_step)
+            checkpoints.chosen(step_of(begun, earlier, cfg.training.init_step, "training.init_step=best"))
     for line in rewards.foreseen(cfg.reward.functions, origin):
         say(console, line)
     count, width, notes = _examples(cfg, console)

@@ -42,9 +42,8 @@ from agent_tunix.training.data import Notice
 from agent_tunix.training.guard import Interruption
 from agent_tunix.training.loop import Outcome, training
 from agent_tunix.training.progress import Bars, say
-from agent_tunix.training.run_folder import claimed
+from agent_tunix.training.run_folder import claimed, validations
 from agent_tunix.training.setup import Loaded, Setup, compile_ahead, prepare
-from agent_tunix.training.summary import validations
 from agent_tunix.types import Record
 
 INPUTS = [key for key, field in keys(Config).items() if (field.json_schema_extra or {}).get("input")]
