@@ -1,4 +1,7 @@
-"""`training.keep_best`: the checkpoint of the best evaluation stays, and is found again by `step=best`."""
+"""`training.keep_best` and `training.early_stopping`: what becomes of a run by its best evaluation.
+
+The checkpoint of the best stays and is found again by `step=best`; without a new best a run stops.
+"""
 
 from __future__ import annotations
 
@@ -100,3 +103,36 @@ def test_a_rollback_goes_to_the_best_where_that_was_saved_last(command, tmp_path
     assert "made up; back to step 4, without that batch" in outcome.out
     assert [record["step"] for record in records(tmp_path / "run", "evals.jsonl")] == [0, 2, 4, 6, 8, 10, 12]
     assert saved(tmp_path / "run") == [4, 12]
+
+
+@pytest.mark.usefixtures("evaluated")
+def test_a_run_stops_where_it_is_not_getting_better_and_goes_on_if_it_is_told_to(command, killed, tmp_path):
+    outcome = command("train", *OPTIONS, "training.early_stopping=3", "hydra.run.dir=straight")
+    assert outcome.code == 0, outcome.err
+    told = "Stopped early at step 10 of 12: 3 evaluations in a row have not had a better lenient accuracy than step 4."
+    assert told in outcome.out
+    straight, run = tmp_path / "straight", tmp_path / "run"
+    summary = json.loads((straight / "summary.json").read_text())
+    assert (summary["status"], summary["steps"], summary["final_eval"]["step"]) == ("completed", 10, 10)
+    assert summary["stopped_early"] == {"step": 10, "best_step": 4, "metric": "lenient_accuracy"}
+    assert saved(straight) == [4, 10]
+    assert (
+        "It stopped early, as lenient accuracy had not been better since update 4." in (straight / "report.html").read_text()
+    )
+    killed(9, *OPTIONS, "training.early_stopping=3", "hydra.run.dir=run")
+    assert command("train", "training.resume=run").code == 0
+    assert_same_run(run, straight, step=10)
+    assert saved(run) == [4, 10]
+
+    outcome = command("train", "training.resume=run")
+    assert (outcome.code, told in outcome.out) == (0, True), outcome.err
+    assert_same_run(run, straight, step=10)
+    before = (run / "config.yaml").read_text()
+    for change in ("optimizer.learning_rate=1e-6", "training.early_stopping=2"):
+        outcome = command("train", "training.resume=run", change)
+        assert outcome.code == 2
+        assert "run has stopped early, at step 10, so other values would change nothing" in outcome.err
+    assert (run / "config.yaml").read_text() == before
+    assert command("train", "training.resume=run", "training.early_stopping=4").code == 0
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["status"], summary["steps"], summary["stopped_early"]) == ("completed", 12, None)

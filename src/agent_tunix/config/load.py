@@ -174,6 +174,9 @@ def _impossible(container: Any) -> Iterable[str]:
         yield f"model.adapter={adapter}: model.lora_rank=0 trains all weights and has no adapters; set that of the adapter"
     if value("training", "keep_best") == "sampled_accuracy" and value("evaluation", "sampled") is False:
         yield "training.keep_best=sampled_accuracy: no evaluation has it without evaluation.sampled=true; set that too"
+    patience = value("training", "early_stopping")
+    if patience is not None and value("training", "eval_every_n_steps") is None:
+        yield f"training.early_stopping={patience} counts evaluations; set training.eval_every_n_steps, to have some"
     if adapter is not None and (begun := value("training", "init_from")) is not None:
         yield f"model.adapter={adapter}, training.init_from={begun}: a run starts from one of them; leave the other out"
 

@@ -245,6 +245,11 @@ class TrainingSection(Section):
         gt=0, le=1, description="Share of the training data used; the rest is for validation (arithmetic makes its own)."
     )
     eval_every_n_steps: Positive | None = Field(description="Updates between evaluations; null: only before and after.")
+    early_stopping: Positive | None = Field(
+        default=None,
+        description="Evaluations in a row without a new best, by keep_best or accuracy, after which the run stops; "
+        "null: it goes to its end.",
+    )
     save_interval_steps: Positive | None = Field(description="Updates between checkpoints; null: only the last.")
     max_checkpoints_to_keep: Positive = Field(description="Checkpoints to keep; older ones are deleted.")
     keep_best: Measure | None = Field(

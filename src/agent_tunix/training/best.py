@@ -39,6 +39,19 @@ def best_kept(cfg: Config, folder: Path) -> str:
     return f"Best step:  {found['step']}, held-out {name} {found[metric]:.1%}{before}; step=best stands for it"
 
 
+def stopped_early(cfg: Config, folder: Path, step: int) -> Record | None:
+    """Where a run of this configuration stops, and since when it was not better; None where it goes on from this step.
+
+    It stops at a step that was evaluated, when so many evaluations in a row have brought no new best.
+    """
+    patience, metric = cfg.training.early_stopping, metric_of(cfg)
+    evals = [record for record in validations(folder) if finite(record.get(metric))]
+    best = best_of(evals, metric)
+    if patience is None or best is None or evals[-1]["step"] != step or len(evals) - evals.index(best) <= patience:
+        return None
+    return {"step": step, "best_step": best["step"], "metric": metric}
+
+
 def step_of(folder: str, cfg: Config, step: StepOrBest | None, asked: str) -> int | None:
     """A step as it was asked for, by words such as `step=best`, with the number of the best one in place of that word."""
     if step != BEST:

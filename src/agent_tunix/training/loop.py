@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
+from agent_tunix.config.commands import value_text
 from agent_tunix.config.imports import OWN, Origin
 from agent_tunix.config.load import config_text
 from agent_tunix.config.schema import Config
@@ -28,7 +30,7 @@ from agent_tunix.environments.rewards import RewardFunction
 from agent_tunix.errors import DivergenceError
 from agent_tunix.training import loading
 from agent_tunix.training.advisor import Advisor
-from agent_tunix.training.best import best_kept, best_saved
+from agent_tunix.training.best import best_kept, best_saved, stopped_early
 from agent_tunix.training.evaluation import answers_of, grade
 from agent_tunix.training.guard import MAX_ROLLBACKS, Interruption, fault_of
 from agent_tunix.training.horizon import hyperparameters
@@ -113,15 +115,20 @@ def _in_folder(
     display.begin(int(state.step))
     out = Outputs(folder, checkpoints, display, list(progress.rollbacks))
     status, fault = "failed", ""
+    stopped: Record | None = None
     try:
         before = evaluate_policy(r, fresh, out)
         state, progress = train_loop(r, state, progress, out, interruption, pause)
-        completed, paused = progress.position == r.plan.total_batches, pause(int(state.step))
+        at_end, paused = progress.position == r.plan.total_batches, pause(int(state.step))
+        stopped = None if at_end else early_stop(r, int(state.step), out)
+        completed = at_end or stopped is not None
         best = best_step(r, int(state.step), out)
         checkpoints.save(state, dataclasses.replace(progress, midway=not completed), best=best, used_up=False)
         after = evaluate_policy(r, state, out) if completed or paused else []
         checkpoints.settle()
         status = "completed" if completed else "paused" if paused else "interrupted"
+        if stopped:
+            display.notice(_told_of_stop(r, path, stopped))
     except Exception as error:
         status, fault = ended_by(error)
         raise
@@ -129,7 +136,7 @@ def _in_folder(
         status = "interrupted"
         raise
     finally:
-        summary = summarise(r, folder, out.rollbacks, status, fault)
+        summary = summarise(r, folder, out.rollbacks, status, fault, stopped)
         checkpoints.close()
         folder.close()
         if distributed.first():
@@ -141,11 +148,14 @@ def _in_folder(
 def train_loop(
     r: Setup, state: TrainState, progress: Progress, out: Outputs, interruption: Interruption, pause: Pause = never
 ) -> tuple[TrainState, Progress]:
-    """From a position in the data to its end, a pause or an interruption; returns the state and the progress made."""
+    """From a position in the data to its end, an early stop, a pause or an interruption; returns state and progress."""
     training, iterations, total = r.cfg.training, r.plan.iterations, r.plan.total_batches
     if training.on_divergence == "rollback" and not out.checkpoints.steps():
         out.checkpoints.save(state, progress)
-    while progress.position < total and not (distributed.any_of(interruption.requested) or pause(int(state.step))):
+    stopped = early_stop(r, int(state.step), out)
+    while progress.position < total and not (
+        stopped or distributed.any_of(interruption.requested) or pause(int(state.step))
+    ):
         if progress.position in progress.skipped:
             state = _passed_over(state, iterations)
         else:
@@ -160,6 +170,7 @@ def train_loop(
         if evaluated:
             evaluate_policy(r, state, out)
             _warn_early(r, out)
+            stopped = early_stop(r, step, out)
         due = _due(training.save_interval_steps, step, iterations)
         best = best_step(r, step, out) if evaluated or due else None
         if due or best == step:
@@ -255,9 +266,27 @@ def best_step(r: Setup, step: int, out: Outputs) -> int | None:
     if (metric := r.cfg.training.keep_best) is None:
         return None
     saved = {step, *out.checkpoints.steps()}
-    found = best_saved(out.folder.path, metric, saved) if distributed.first() else None
-    said = distributed.everyones(str(found["step"]) if found else "")[0]
-    return int(said) if said else None
+    found = _of_first(lambda: best_saved(out.folder.path, metric, saved))
+    return found["step"] if found else None
+
+
+def early_stop(r: Setup, step: int, out: Outputs) -> Record | None:
+    """Where and why the run is to stop at this step, by `training.early_stopping`."""
+    return _of_first(lambda: stopped_early(r.cfg, out.folder.path, step)) if r.cfg.training.early_stopping else None
+
+
+def _of_first(read: Callable[[], Record | None]) -> Record | None:
+    """What process 0 reads in its folder: the others might see it later."""
+    return json.loads(distributed.everyones(json.dumps(read() if distributed.first() else None))[0])
+
+
+def _told_of_stop(r: Setup, path: Path, stopped: Record) -> str:
+    patience, metric = r.cfg.training.early_stopping, stopped["metric"].replace("_", " ")
+    return (
+        f"Stopped early at step {stopped['step']} of {r.plan.total_steps}: {patience} evaluations in a row have not had a "
+        f"better {metric} than step {stopped['best_step']}.\nTo go on: training.resume={value_text(str(path))} "
+        f"training.early_stopping=null, or a number larger than {patience}."
+    )
 
 
 def _answers(r: Setup, state: TrainState, way: Way, whole: bool) -> list[list[str]]:

@@ -14,8 +14,10 @@ from agent_tunix.training.setup import Setup
 from agent_tunix.types import Record
 
 
-def summarise(r: Setup, folder: RunFolder, rollbacks: Sequence[Record], status: str, fault: str = "") -> Record:
-    """Writes summary.json, and returns it; `fault` is what has made a run diverge or fail."""
+def summarise(
+    r: Setup, folder: RunFolder, rollbacks: Sequence[Record], status: str, fault: str = "", stopped: Record | None = None
+) -> Record:
+    """Writes summary.json, and returns it; `fault` is what made a run diverge or fail, `stopped` where it ended early."""
     evals, given = validations(folder.path), overrides_of(r)
     summary: Record = {
         "status": status,
@@ -24,6 +26,7 @@ def summarise(r: Setup, folder: RunFolder, rollbacks: Sequence[Record], status: 
         "first_eval": evals[0] if evals else None,
         "best_eval": best_of(evals, metric_of(r.cfg)),
         "final_eval": evals[-1] if evals else None,
+        "stopped_early": stopped,
         "seconds": round(time.monotonic() - r.started, 1),
         "optimizer": r.cfg.optimizer.model_dump(),
         "scheduler": {

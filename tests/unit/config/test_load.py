@@ -218,6 +218,11 @@ def test_the_best_is_not_kept_by_a_number_that_no_evaluation_has(faults):
     assert line.startswith("training.keep_best=sampled_accuracy: no evaluation has it without evaluation.sampled=true")
 
 
+def test_a_run_does_not_stop_by_evaluations_that_it_does_not_make(faults):
+    (line,) = faults({"training.early_stopping": 3, "training.eval_every_n_steps": None})
+    assert line.startswith("training.early_stopping=3 counts evaluations; set training.eval_every_n_steps")
+
+
 def test_a_base_that_is_trained_is_not_quantised(faults):
     (line,) = faults({"model.base_dtype": "nf4", "model.lora_rank": 0})
     assert line.startswith("model.base_dtype=nf4: model.lora_rank=0 trains all weights, so none is frozen")

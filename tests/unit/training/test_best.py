@@ -8,7 +8,7 @@ import pytest
 from agent_tunix.config.load import config_text
 from agent_tunix.config.schema import Config
 from agent_tunix.errors import UserError
-from agent_tunix.training.best import best_kept, best_of, step_of
+from agent_tunix.training.best import best_kept, best_of, step_of, stopped_early
 
 
 @pytest.fixture
@@ -59,3 +59,22 @@ def test_the_close_of_a_run_names_its_best_step_and_whether_it_was_better_before
     folder, cfg = run((8, 16))
     said = best_kept(cfg, Path(folder))
     assert said == "Best step:  8, held-out lenient accuracy 50.0%; before training it was 90.0%; step=best stands for it"
+
+
+@pytest.mark.parametrize(
+    ("metric", "patience", "step", "stops"),
+    [
+        ("lenient_accuracy", 4, 16, True),  # it was best before training, and four evaluations were not better
+        ("lenient_accuracy", 5, 16, False),
+        ("lenient_accuracy", 1, 18, False),  # a step that was not evaluated
+        ("accuracy", 3, 16, True),  # best at step 4, and none of the three since was better
+        ("accuracy", 4, 16, False),
+        ("accuracy", None, 16, False),
+    ],
+)
+def test_a_run_stops_after_so_many_evaluations_without_a_new_best(run, metric, patience, step, stops):
+    folder, cfg = run((), metric)
+    cfg = cfg.model_copy(update={"training": cfg.training.model_copy(update={"early_stopping": patience})})
+    best = {"lenient_accuracy": 0, "accuracy": 4}[metric]
+    expected = {"step": 16, "best_step": best, "metric": metric} if stops else None
+    assert stopped_early(cfg, Path(folder), step) == expected

@@ -127,7 +127,8 @@ def examine(run: RunRecords) -> Report:
 
 def vitals(run: RunRecords) -> dict[str, str]:
     """The numbers by which a run is judged, whatever is found."""
-    shown = {"steps": f"{run.steps}, status {run.summary.get('status', 'unknown')}"}
+    early = ", stopped early" if run.stopped_early else ""
+    shown = {"steps": f"{run.steps}, status {run.summary.get('status', 'unknown')}{early}"}
     if run.error:
         shown["ended by"] = run.error
     shown["learning rate"] = f"{run.setting('optimizer.learning_rate')}"

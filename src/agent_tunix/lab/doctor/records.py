@@ -110,6 +110,12 @@ class RunRecords:
         return " ".join(fault.split()) if self.status == "failed" and isinstance(fault, str) else None
 
     @property
+    def stopped_early(self) -> dict[str, Any] | None:
+        """Where a run has stopped before its planned end, as it was not getting better."""
+        stopped = self.summary.get("stopped_early")
+        return stopped if isinstance(stopped, dict) and self.status == "completed" else None
+
+    @property
     def rolled_back(self) -> bool:
         """Whether the guard took the run back to a checkpoint, to go on at a tenth of its rate."""
         return bool(self.summary.get("rollbacks"))
