@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, ValidationInfo, field_validator, model_validator
@@ -353,10 +354,34 @@ class RewardSection(Section):
         return self
 
 
+SET_KEYS = ("source", "path", "subset", "question_field", "answer_field", "answer_pattern", "on_bad_row")  # of another set
+
+
+def data_of_set(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The data section of a further test set: the run's own, with the keys that the set gives. A path makes it a table, and
+    generated problems have no path.
+    """
+    source = given.get("source", data.get("source") if given.get("path") is None else "table")
+    path = given.get("path", None if source == "arithmetic" else data.get("path"))
+    return {**data, **given, "source": source, "path": path}
+
+
 class EvaluationSection(Section):
     num_examples: Positive = Field(description="Held-out examples an evaluation uses, at most.")
     batch_size: Positive = Field(description="Prompts evaluated at once.")
     sampled: bool = Field(description="Report accuracy at the training temperature beside greedy accuracy.")
+    sets: dict[str, dict[str, Any]] = Field(
+        default={},
+        description="Further test sets by name, which a run evaluates too, greedily: the keys in which each differs from "
+        f"the run's own data, of {', '.join(SET_KEYS[:-1])} and {SET_KEYS[-1]}.",
+    )
+
+    @field_validator("sets")
+    @classmethod
+    def _have_names(cls, sets: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        if strange := [name for name in sets if not re.fullmatch(r"[\w. -]+", name)]:
+            raise ValueError(f"{strange[0]!r} is no name for a set; it has letters, digits, and any of _.- and spaces")
+        return sets
 
 
 class Config(Section):

@@ -40,6 +40,7 @@ from agent_tunix.training import loading
 from agent_tunix.training.data import (
     load_examples,
     prompt_width,
+    reading_other,
     refuse_unknown_tokens,
     same_set,
     set_name,
@@ -205,6 +206,10 @@ def _check_asked(cfg: EvaluateConfig, overrides: Sequence[str]) -> None:
         raise UserError(f"{given} has no meaning here; evaluate a run by run=<its folder>, or this configuration's model.")
     if cfg.run is None and cfg.step is not None:
         raise UserError(f"step={cfg.step}: the base model has no steps; give the folder of a run, as in run=runs/<time>.")
+    for override in overrides:
+        if _key(override).startswith("evaluation.sets"):
+            given = override.removeprefix("++")
+            raise UserError(f"{given}: training evaluates these sets; evaluate.py takes one, as in data.path=hard.jsonl.")
     for override in overrides if cfg.run else ():
         name = re.split(r"[.=@]", override.lstrip("+~"), maxsplit=1)[0]
         if name not in ASKED and _key(override) != LENGTH:
@@ -222,7 +227,7 @@ def _key(override: str) -> str:
 
 def _read_as_asked(trained: Config, cfg: EvaluateConfig, overrides: Sequence[str]) -> Config:
     """A run's configuration, with what was asked for the reading of problems: another group of data, single keys of it, or
-    how long prompts may be. None of another set was trained on, so where it has no test split all of it is one.
+    how long prompts may be.
     """
     asked = {_key(override) for override in overrides}
     whole = trained.model_dump()
@@ -232,9 +237,7 @@ def _read_as_asked(trained: Config, cfg: EvaluateConfig, overrides: Sequence[str
     if LENGTH in asked:
         whole["generation"]["max_prompt_length"] = cfg.generation.max_prompt_length
     read = validate(whole, Config, f"{cfg.run}/config.yaml and the command line")
-    if same_set(read.data, trained.data):
-        return read
-    return read.model_copy(update={"training": read.training.model_copy(update={"train_fraction": 0.0})})
+    return reading_other(read.model_copy(update={"data": trained.data}), read.data)
 
 
 def _title(record: Record, cfg: EvaluateConfig, trained: Config) -> str:

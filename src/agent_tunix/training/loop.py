@@ -38,7 +38,15 @@ from agent_tunix.training.metrics import Clock, cost_record, update_record
 from agent_tunix.training.progress import Bars, Display, print_summary, say
 from agent_tunix.training.resume import counting_on, restored
 from agent_tunix.training.rollouts import demonstrations, make_batch, sample_groups
-from agent_tunix.training.run_folder import RunFolder, claimed, read_records, replace_text, run_folder, validations
+from agent_tunix.training.run_folder import (
+    RunFolder,
+    claimed,
+    evaluations_on,
+    read_records,
+    replace_text,
+    run_folder,
+    validations,
+)
 from agent_tunix.training.setup import SILENT, Loaded, Setup, Way, compile_ahead, prepare
 from agent_tunix.training.summary import ended_by, overrides_of, summarise
 from agent_tunix.types import Record, TrainState
@@ -257,6 +265,7 @@ def evaluate_policy(r: Setup, state: TrainState, out: Outputs) -> list[Record]:
             record["sampled_accuracy"] = grade(examples, drawn)["accuracy"]
         out.folder.evaluation(record)
         out.display.evaluation(record)
+    evaluate_sets(r, state, out)
     shown = list(zip(examples, texts, strict=False))[:SAMPLES_SHOWN]
     return [{"question": e.question, "answer": e.answer, "completion": text[0]} for e, text in shown]
 
@@ -289,20 +298,35 @@ def _told_of_stop(r: Setup, path: Path, stopped: Record) -> str:
     )
 
 
-def _answers(r: Setup, state: TrainState, way: Way, whole: bool) -> list[list[str]]:
-    """Completions of the held-out problems or, where some are only to be shown, of the first that are asked for at once.
+def evaluate_sets(r: Setup, state: TrainState, out: Outputs) -> None:
+    """Writes a line of evals.jsonl for each further test set, unless that step has one."""
+    step, greedy = int(state.step), r.evaluation_ways()[0]
+    for name, examples in r.task.sets.items():
+        made = [record["step"] for record in evaluations_on(out.folder.path, name)]
+        if distributed.any_of(step not in made and distributed.first()):
+            record = {"step": step, "split": "test", "set": name}
+            record |= grade(examples, _answers(r, state, greedy, whole=True, name=name))
+            out.folder.evaluation(record)
+            out.display.evaluation(record)
+
+
+def _answers(r: Setup, state: TrainState, way: Way, whole: bool, name: str | None = None) -> list[list[str]]:
+    """Completions of the held-out problems or, where some are only to be shown, of the first that are asked for at once; or
+    of the problems of a further test set.
 
     Those of a policy before its first update serve all runs that begin with it.
     """
     step = int(state.step)
-    shared = r.beginning(way) if step == 0 else None
+    shared = r.beginning(way, name) if step == 0 else None
     if shared in r.first_answers:
         return r.first_answers[shared]
     policy = r.engine.policy(evaluation_trainable(state, r.cfg.optimizer.optimizer_name))
     at_once = r.cfg.evaluation.batch_size
-    problems = r.task.validation if whole else r.task.validation[:at_once]
-    key = r.key(step, Purpose.EVALUATION)
-    answers = answers_of(r.engine, policy, problems, r.task.prompt_width, at_once, key, *way, shared)
+    problems, width = (
+        (r.task.validation, r.task.prompt_width) if name is None else (r.task.sets[name], r.task.width_of(name))
+    )
+    problems = problems if whole else problems[:at_once]
+    answers = answers_of(r.engine, policy, problems, width, at_once, r.key(step, Purpose.EVALUATION), *way, shared)
     if shared is not None and whole:
         r.first_answers[shared] = answers
     return answers

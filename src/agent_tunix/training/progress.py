@@ -90,6 +90,11 @@ class Display:
         self._guard = f"  [{state}]"
 
     def evaluation(self, record: Record) -> None:
+        if "set" in record:
+            self.notice(
+                f"step {record['step']}: {record['set']} {record['accuracy']:.1%} ({counted(record['n'], 'problem')})"
+            )
+            return
         self._accuracy = f"{record['accuracy']:.1%}"
         sampled = f", sampled {record['sampled_accuracy']:.1%}" if "sampled_accuracy" in record else ""
         self.notice(f"step {record['step']}: held-out accuracy {self._accuracy}{sampled} ({record['n']} problems)")

@@ -64,12 +64,14 @@ class Setup:
         as_trained = [(one, self.cfg.generation.temperature)] if self.cfg.evaluation.sampled else []
         return [(dataclasses.replace(one, greedy=True), 1.0), *as_trained]
 
-    def beginning(self, way: Way) -> str:
-        """Equal for runs whose policies, before their first update, give the same answers to held-out problems."""
+    def beginning(self, way: Way, name: str | None = None) -> str:
+        """Equal for runs whose policies, before their first update, give the same answers to held-out problems, or to those
+        of a further test set.
+        """
         cfg, training = self.cfg, self.cfg.training
         begun = cfg.model, cfg.seed, training.init_from, training.init_step
         asked = cfg.data, training.train_fraction, cfg.evaluation, cfg.generation, self.task.prompt_width
-        return repr((begun, asked, way))
+        return repr((begun, asked, way, name))
 
 
 def open_each(loggers: Sequence[type[Logger]], folder: Path, cfg: Config) -> list[Logger]:
@@ -104,10 +106,10 @@ class Loaded:
     def task(self, cfg: Config, model: Model, notice: Notice) -> Task:
         cuts = (cfg.generation.max_prompt_length, cfg.evaluation.num_examples, cfg.training.train_fraction)
         seed = cfg.seed if cfg.data.source == "arithmetic" else None  # files are cut the same for every seed
-        wanted = repr((cfg.data, seed, cuts, cfg.model.weights))
+        wanted = repr((cfg.data, seed, cuts, cfg.model.weights, cfg.evaluation.sets))
         if wanted not in self._tasks:
             task = load_task(cfg, model.tokenizer, notice)
-            refuse_unknown_tokens([example.prompt_ids for example in (*task.train, *task.validation)], model.arch)
+            refuse_unknown_tokens([example.prompt_ids for example in task.all()], model.arch)
             self._tasks[wanted] = task
         return self._tasks[wanted]
 
@@ -185,8 +187,8 @@ def first_calls(r: Setup, engine: Engine) -> None:
     policy = engine.policy(state.trainable)
     to_come, key = partial(rows_to_come, mesh=r.model.mesh), jax.eval_shape(r.key, 0, Purpose.ROLLOUT)
 
-    def prompts(rows: int) -> Prompts:
-        ids_PS = to_come((rows, r.task.prompt_width), jnp.int32)
+    def prompts(rows: int, width: int = r.task.prompt_width) -> Prompts:
+        ids_PS = to_come((rows, width), jnp.int32)
         return Prompts(ids_PS, ids_PS)
 
     asked = prompts(r.cfg.training.prompts_per_step)
@@ -206,6 +208,10 @@ def first_calls(r: Setup, engine: Engine) -> None:
     held_out = prompts(min(r.cfg.evaluation.batch_size, len(r.task.validation)))
     for way in r.evaluation_ways():
         engine.sample(policy, held_out, key, *way, shared=r.beginning(way))
+    greedy = r.evaluation_ways()[0]
+    for name, examples in r.task.sets.items():
+        of_set = prompts(min(r.cfg.evaluation.batch_size, len(examples)), r.task.width_of(name))
+        engine.sample(policy, of_set, key, *greedy, shared=r.beginning(greedy, name))
     engine.sample(policy, asked, key, r.sampling, r.cfg.generation.temperature)
     if corrected:
         engine.policy_logprobs(policy, drawn)

@@ -187,6 +187,12 @@ def test_all_faults_are_reported_together(faults):
         ("training.train_fraction", 0.0, "must be greater than 0"),
         ("evaluation.sampled", "yes", "must be a valid boolean"),
         ("training.keep_best", "loss", "training.keep_best=loss: must be 'accuracy', 'sampled_accuracy'"),
+        ("evaluation.sets", {"a/b": {"path": "x.jsonl"}}, "'a/b' is no name for a set"),
+        ("evaluation.sets", {"hard": "x.jsonl"}, "evaluation.sets.hard=x.jsonl: must be a valid dictionary"),
+        ("evaluation.sets", {"hard": {"pth": "x.jsonl"}}, "evaluation.sets.hard.pth: unknown key; did you mean path?"),
+        ("evaluation.sets", {"hard": {"num_examples": 3}}, "evaluation.sets.hard.num_examples: unknown key; it is one of"),
+        ("evaluation.sets", {"hard": {"answer_pattern": "x"}}, "evaluation.sets.hard.answer_pattern=x: has no group"),
+        ("evaluation.sets", {"hard": {"path": 3}}, "evaluation.sets.hard.path=3: must be a valid string"),
         ("training.init_step", "last", "training.init_step=last: must be a step, a whole number from 0 on, or best"),
         ("model.lora_module_path", "(q_proj", "is not a regular expression"),
         ("model.lora_module_path", "(" * 2000 + ")" * 2000, "is not a regular expression: it is nested too deeply"),
@@ -354,7 +360,7 @@ def test_keys_are_those_of_the_shipped_files(composed):
     def leaves(tree, prefix=""):
         for name, value in tree.items():
             key = f"{prefix}{name}"
-            nested = isinstance(value, dict) and not key.startswith(("reward.",))
+            nested = isinstance(value, dict) and not key.startswith(("reward.", "evaluation.sets"))
             yield from leaves(value, f"{key}.") if nested else [key]
 
     optional = {"optimizer.decay_norms", "scheduler.decay_ratio", "scheduler.num_cycles"}

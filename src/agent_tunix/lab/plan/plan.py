@@ -117,7 +117,7 @@ def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]
         return None, longest, [f"the data is out of reach, so training.num_batches is assumed to be right ({why})"]
     if found is None or tokenizer is None or task is None:
         return len(rows), longest, ["the tokenizer is not here: prompts that are too long are counted too"]
-    refuse_unknown_tokens([example.prompt_ids for example in (*task.train, *task.validation)], found[1])
+    refuse_unknown_tokens([example.prompt_ids for example in task.all()], found[1])
     if cfg.training.method == "supervised":
         rows = with_demonstrations(task.train, tokenizer, found[1], cfg.generation.max_generation_steps, notice)
     return len(rows), task.prompt_width, []
