@@ -175,6 +175,8 @@ def _impossible(container: Any) -> Iterable[str]:
         yield f"model.adapter={adapter}: model.lora_rank=0 trains all weights and has no adapters; set that of the adapter"
     if value("training", "keep_best") == "sampled_accuracy" and value("evaluation", "sampled") is False:
         yield "training.keep_best=sampled_accuracy: no evaluation has it without evaluation.sampled=true; set that too"
+    if value("data", "solve_rate") is not None and value("training", "method") == "supervised":
+        yield "data.solve_rate: training.method=supervised learns from worked answers, however hard they are; set it to null"
     patience = value("training", "early_stopping")
     if patience is not None and value("training", "eval_every_n_steps") is None:
         yield f"training.early_stopping={patience} counts evaluations; set training.eval_every_n_steps, to have some"

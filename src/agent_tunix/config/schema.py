@@ -296,6 +296,14 @@ class DataSection(Section):
         description="Regular expression whose first group is the final answer in that field. Its time is not bounded: "
         "nested repeats, as in `(a+)+`, may take minutes for a row."
     )
+    solve_rate: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = Field(
+        default=None,
+        description="Train only on problems that the starting policy solves at a share within [low, high] of its attempts, "
+        "as in [0.01,0.99], which leaves out those that it always or never solves; null: on all.",
+    )
+    solve_attempts: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=8, description="Completions of each training problem from which that share is measured."
+    )
     system_prompt: str = Field(description="Put before every question, as the system's message where the model has such.")
     enable_thinking: bool | None = Field(
         default=None,
@@ -312,6 +320,13 @@ class DataSection(Section):
         if path is not None and before.data.get("source") == "arithmetic":
             raise ValueError("would not be read, as data=arithmetic is generated; data=jsonl reads data of your own")
         return path
+
+    @field_validator("solve_rate")
+    @classmethod
+    def _has_something_within(cls, bounds: list[float] | None) -> list[float] | None:
+        if bounds is not None and bounds[0] > bounds[1]:
+            raise ValueError("has its low bound above its high one; give [low,high]")
+        return bounds
 
     @field_validator("answer_pattern")
     @classmethod

@@ -140,7 +140,8 @@ def same_set(one: DataSection, other: DataSection) -> bool:
 
     def problems(data: DataSection) -> dict[str, object]:
         place = data.path and os.path.realpath(os.path.expanduser(data.path))
-        return data.model_dump(exclude={"num_examples", "on_bad_row", "system_prompt", "enable_thinking"}) | {"path": place}
+        not_of_set = {"num_examples", "on_bad_row", "system_prompt", "enable_thinking", "solve_rate", "solve_attempts"}
+        return data.model_dump(exclude=not_of_set) | {"path": place}
 
     return problems(one) == problems(other)
 

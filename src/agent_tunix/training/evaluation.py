@@ -57,6 +57,7 @@ ASKED = ("run", "step", "inference_config", "num_passes", "evaluation", "seed", 
 LENGTH = "generation.max_prompt_length"  # and for its problems, which training did not read
 NOT_OF_SET = {
     "data.num_examples": "counts what is trained on; evaluation.num_examples counts what is evaluated",
+    **dict.fromkeys(("data.solve_rate", "data.solve_attempts"), "chooses what is trained on; a run is evaluated on all"),
     **dict.fromkeys(("data.system_prompt", "data.enable_thinking"), "a run is asked as it was trained, also on another set"),
 }
 

@@ -69,7 +69,7 @@ def start_device(notice: Notice) -> None:
 def _cache(notice: Notice) -> Path | None:
     """The folder of compiled programs; None, with a word of it, where programs of others could be found there."""
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agent-tunix" / "compiled"
+        folder = cache_folder.of_user("compiled")
     except RuntimeError as fault:  # a user of a container may have no home
         notice(f"warning: compiled programs are not kept, so every start compiles: {fault} Name a folder by XDG_CACHE_HOME.")
         return None

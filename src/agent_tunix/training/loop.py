@@ -28,7 +28,7 @@ from agent_tunix.engine.random_keys import Purpose
 from agent_tunix.engine.update import evaluation_trainable
 from agent_tunix.environments.rewards import RewardFunction
 from agent_tunix.errors import DivergenceError
-from agent_tunix.training import loading
+from agent_tunix.training import loading, solve_rates
 from agent_tunix.training.advisor import Advisor
 from agent_tunix.training.best import best_kept, best_saved, stopped_early
 from agent_tunix.training.evaluation import answers_of, grade
@@ -48,6 +48,7 @@ from agent_tunix.training.run_folder import (
     validations,
 )
 from agent_tunix.training.setup import SILENT, Loaded, Setup, Way, compile_ahead, prepare
+from agent_tunix.training.solve_rates import on_solvable
 from agent_tunix.training.summary import ended_by, overrides_of, summarise
 from agent_tunix.types import Record, TrainState
 
@@ -94,6 +95,7 @@ def run(
     with contextlib.ExitStack() as to_the_end:
         with Bars(console) as bars:
             r = prepare(cfg, Loaded(reward_functions), bars.notice, overrides, origin, advisor)
+            r = on_solvable(r, bars.notice, path)
             interruption = to_the_end.enter_context(Interruption())  # before, there is nothing to save
             outcome = training(r, path, bars.display("training", r.plan.total_steps), interruption)
         print_summary(console, path, outcome.summary, outcome.before, outcome.after, best_kept(cfg, path))
@@ -119,6 +121,8 @@ def _in_folder(
     r = counting_on(r, path)
     folder = run_folder(path, int(state.step), partial(r.open_loggers, path))
     if distributed.first():
+        if r.solve_rates:
+            replace_text(path / solve_rates.FILE, r.solve_rates)
         replace_text(path / "config.yaml", config_text(r.cfg))
     display.begin(int(state.step))
     out = Outputs(folder, checkpoints, display, list(progress.rollbacks))

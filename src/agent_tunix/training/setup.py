@@ -51,6 +51,8 @@ class Setup:
     overrides: tuple[str, ...]  # as they were given
     started: float  # on the monotonic clock
     first_answers: dict[str, list[list[str]]]  # of policies before their first update, for all runs of the process
+    solved: dict[str, list[int]]  # how often such policies solved the training problems, for all runs of the process
+    solve_rates: str = ""  # how often each problem was solved before training, as the run's folder has it
 
     def open_loggers(self, folder: Path) -> list[Logger]:
         return open_each(self.loggers, folder, self.cfg)
@@ -95,6 +97,7 @@ class Loaded:
         self._tasks: dict[str, Task] = {}
         self._scorers: dict[str, Scorer] = {}
         self.first_answers: dict[str, list[list[str]]] = {}
+        self.solved: dict[str, list[int]] = {}
 
     def model(self, cfg: Config) -> Model:
         wanted = (cfg.model, cfg.training.init_from, cfg.training.init_step)
@@ -162,6 +165,7 @@ def prepare(
         tuple(overrides),
         started,
         loaded.first_answers,
+        loaded.solved,
     )
 
 

@@ -196,6 +196,9 @@ def test_all_faults_are_reported_together(faults):
         ("training.init_step", "last", "training.init_step=last: must be a step, a whole number from 0 on, or best"),
         ("model.lora_module_path", "(q_proj", "is not a regular expression"),
         ("model.lora_module_path", "(" * 2000 + ")" * 2000, "is not a regular expression: it is nested too deeply"),
+        ("data.solve_rate", [0.5], "must have at least 2 items"),
+        ("data.solve_rate", [0.9, 0.1], "has its low bound above its high one"),
+        ("data.solve_rate", [0.0, 1.5], "must be less than or equal to 1"),
         ("data.path", "a\0b", "must be text, without zero bytes"),
         ("data.system_prompt", "a\ud800b", "must be text, without zero bytes"),
         ("model.mesh_shape", [[2], ["rows"]], "must be [[f,t],[fsdp,tp]]"),
@@ -222,6 +225,11 @@ def test_a_value_out_of_bounds_is_one_fault_that_names_key_and_bound(faults, key
 def test_the_best_is_not_kept_by_a_number_that_no_evaluation_has(faults):
     (line,) = faults({"training.keep_best": "sampled_accuracy", "evaluation.sampled": False})
     assert line.startswith("training.keep_best=sampled_accuracy: no evaluation has it without evaluation.sampled=true")
+
+
+def test_worked_answers_are_not_chosen_by_how_often_problems_are_solved(faults):
+    (line,) = faults({"data.solve_rate": [0.1, 0.9], "training.method": "supervised"})
+    assert line.startswith("data.solve_rate: training.method=supervised learns from worked answers")
 
 
 def test_a_run_does_not_stop_by_evaluations_that_it_does_not_make(faults):

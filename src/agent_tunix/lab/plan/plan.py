@@ -36,7 +36,7 @@ from agent_tunix.models.checkpoints.hub import is_remote
 from agent_tunix.models.checkpoints.loading import open_tensors, parameters
 from agent_tunix.models.families.table import family_of
 from agent_tunix.models.tokenizer import load_tokenizer
-from agent_tunix.training import loading
+from agent_tunix.training import loading, solve_rates
 from agent_tunix.training.best import step_of
 from agent_tunix.training.data import load_splits, load_task, refuse_unknown_tokens, with_demonstrations
 from agent_tunix.training.horizon import Plan, coefficients, make_plan, too_few
@@ -116,11 +116,17 @@ def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]
         why = str(fault).splitlines()[0]
         return None, longest, [f"the data is out of reach, so training.num_batches is assumed to be right ({why})"]
     if found is None or tokenizer is None or task is None:
-        return len(rows), longest, ["the tokenizer is not here: prompts that are too long are counted too"]
+        unknown = ", and those that data.solve_rate leaves out" if cfg.data.solve_rate else ""
+        return len(rows), longest, [f"the tokenizer is not here: prompts that are too long are counted too{unknown}"]
     refuse_unknown_tokens([example.prompt_ids for example in task.all()], found[1])
     if cfg.training.method == "supervised":
         rows = with_demonstrations(task.train, tokenizer, found[1], cfg.generation.max_generation_steps, notice)
-    return len(rows), task.prompt_width, []
+    if cfg.data.solve_rate is None:
+        return len(rows), task.prompt_width, []
+    if (solved := solve_rates.known(cfg, task, tokenizer)) is not None:
+        return len(solve_rates.kept_of(cfg, task.train, solved)), task.prompt_width, []
+    unknown = "how many problems data.solve_rate keeps is known only when the run starts; all are counted here"
+    return len(rows), task.prompt_width, [unknown]
 
 
 def shapes(cfg: Config, width: int) -> memory.Shapes:
