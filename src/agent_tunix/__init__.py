@@ -31,7 +31,7 @@ def load(
     *,
     dtype: Literal["float32", "bfloat16"] | None = None,
     adapter: str | PathLike[str] | None = None,
-    step: int | None = None,
+    step: int | Literal["best"] | None = None,
 ) -> Policy:
     """A model that answers: a base or, if an adapter is given, what a run has made of it.
 
@@ -42,7 +42,7 @@ def load(
         dtype: In which the weights are held and multiplied. None: as the run had them or, without a run, as `conf/model`
             has a model of this architecture, and bfloat16 where it has none.
         adapter: The folder of a run (or its `Run`), or a PEFT folder that `agent-tunix export format=peft` has written.
-        step: The checkpoint of that run; None: its last; 0: what it began with.
+        step: The checkpoint of that run; None: its last; "best": its best evaluated one; 0: what it began with.
     """
     from agent_tunix import interface
 

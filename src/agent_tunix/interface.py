@@ -11,6 +11,7 @@ from agent_tunix import verbs
 from agent_tunix.config import hydra_messages
 from agent_tunix.config.commands import value_text
 from agent_tunix.config.load import leaves, unsearched
+from agent_tunix.config.schema import StepOrBest
 from agent_tunix.console import Screen
 from agent_tunix.environments.rewards import RewardFunction, path_of
 from agent_tunix.errors import UserError, mistake_of
@@ -23,7 +24,7 @@ Overrides = Sequence[str] | Mapping[str, Any]
 Folder = str | PathLike[str]
 
 
-def load(weights: Folder | None, dtype: str | None, adapter: Folder | None, step: int | None) -> Policy:
+def load(weights: Folder | None, dtype: str | None, adapter: Folder | None, step: StepOrBest | None) -> Policy:
     with _mistakes():
         return policy.load(_text(weights), _text(adapter), dtype, step, Screen())
 

@@ -69,10 +69,11 @@ def table(path: Path) -> None:
 def test_every_other_key_is_read_by_a_workflow(command, reads, tmp_path):
     table(tmp_path / "rows.jsonl")
     small = [*SMALL, "training.num_batches=1"]
+    solvable = ["data.solve_rate=[0.0,1.0]", "data.solve_attempts=2"]
     rows = ["data=jsonl", "data.path=rows.jsonl", "data.question_field=q", "data.answer_field=a", "data.system_prompt=''"]
     for arguments in (
         ["train", *small, "hydra.run.dir=first"],
-        ["train", *small, *rows, "data.answer_pattern='####\\s*(.+)'", "hydra.run.dir=second"],
+        ["train", *small, *rows, "data.answer_pattern='####\\s*(.+)'", *solvable, "hydra.run.dir=second"],
         ["evaluate", "run=first", "evaluation.num_examples=8"],
         ["export", "run=first", "format=merged"],
         ["lr-find", *small, "lr_find.num_steps=12"],

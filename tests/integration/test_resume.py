@@ -74,18 +74,18 @@ def records(run: Path, name: str) -> list[dict]:
     ]
 
 
-def final_checkpoint(run: Path) -> list[np.ndarray]:
+def final_checkpoint(run: Path, step: int = STEPS) -> list[np.ndarray]:
     import orbax.checkpoint as ocp
 
     with ocp.StandardCheckpointer() as checkpointer:
-        return jax.tree.leaves(checkpointer.restore((run / "checkpoints" / str(STEPS) / "state").resolve()))
+        return jax.tree.leaves(checkpointer.restore((run / "checkpoints" / str(step) / "state").resolve()))
 
 
-def assert_same_run(run: Path, straight: Path) -> None:
+def assert_same_run(run: Path, straight: Path, step: int = STEPS) -> None:
     for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl"):
         assert records(run, name) == records(straight, name)
     assert json.loads((run / "summary.json").read_text())["status"] == "completed"
-    ours, theirs = final_checkpoint(run), final_checkpoint(straight)
+    ours, theirs = final_checkpoint(run, step), final_checkpoint(straight, step)
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(a, b)

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from agent_tunix.config import mesh_shape
 from agent_tunix.config.output_folders import of_a_run
-from agent_tunix.config.schema import Config, ModelSection
+from agent_tunix.config.schema import SET_KEYS, Config, DataSection, ModelSection, data_of_set
 from agent_tunix.errors import UserError, reading
 from agent_tunix.files import SETTINGS, read_text
 
@@ -32,6 +32,7 @@ FOLDER_TO_QUOTE = re.compile(r"""(["']?)([0-9][\w.+-]*|~[^"',]*)\1""")  # a comm
 # The first line of a saved configuration. Places may be written anew where something was moved, and are left out.
 CHECKSUM = re.compile(r"# checksum of all values but places: (\w*)")
 PLACES = ("model.weights", "model.adapter", "data.path", "training.init_from", "training.resume")
+OF_SET = re.compile(r"evaluation\.sets\..+\.path")  # a place too, under a name of the user's
 REFERENCE = re.compile(r"(\\*)\$\{")  # OmegaConf looks up what follows, unless a backslash of its own is before it
 AUTO = "auto"  # the model that is whatever its weights are
 SHOWN = 200  # characters of a value in a message
@@ -100,7 +101,7 @@ def _lenient(argument: str) -> str:
     The name of a folder may look like a number, or begin with a tilde that the shell has left there, and is quoted.
     """
     key, equals, value = argument.partition("=")
-    if key in FOLDERS and (named := FOLDER_TO_QUOTE.fullmatch(value)):
+    if (key in FOLDERS or OF_SET.fullmatch(key.lstrip("+"))) and (named := FOLDER_TO_QUOTE.fullmatch(value)):
         argument = f"{key}='{os.path.expanduser(named[2])}'"
     groups = [path.name for path in config_folder().iterdir() if path.is_dir()]
     plain = equals and key[:1].isalpha() and not key.startswith("hydra") and "@" not in key
@@ -138,7 +139,7 @@ def _checked(composed: DictConfig | Mapping[str, Any], kind: type[C]) -> C | lis
         container = OmegaConf.to_container(composed, resolve=True) if OmegaConf.is_config(composed) else dict(composed)
     except OmegaConfBaseException as fault:
         raise UserError(f"The configuration does not resolve: {fault}") from fault
-    impossible = [*_impossible(container), *_misfits(container, trains=kind is Config)]
+    impossible = [*_impossible(container), *_faults_of_sets(container), *_misfits(container, trains=kind is Config)]
     try:
         config = kind.model_validate(container)
     except ValidationError as faults:
@@ -172,8 +173,41 @@ def _impossible(container: Any) -> Iterable[str]:
             yield f"model.{key}=true: model.lora_rank=0 trains all weights and has no adapters; set it to false, or a rank"
     if (adapter := value("model", "adapter")) is not None and rank == 0:
         yield f"model.adapter={adapter}: model.lora_rank=0 trains all weights and has no adapters; set that of the adapter"
+    if value("training", "keep_best") == "sampled_accuracy" and value("evaluation", "sampled") is False:
+        yield "training.keep_best=sampled_accuracy: no evaluation has it without evaluation.sampled=true; set that too"
+    if value("data", "solve_rate") is not None and value("training", "method") == "supervised":
+        yield "data.solve_rate: training.method=supervised learns from worked answers, however hard they are; set it to null"
+    patience = value("training", "early_stopping")
+    if patience is not None and value("training", "eval_every_n_steps") is None:
+        yield f"training.early_stopping={patience} counts evaluations; set training.eval_every_n_steps, to have some"
     if adapter is not None and (begun := value("training", "init_from")) is not None:
         yield f"model.adapter={adapter}, training.init_from={begun}: a run starts from one of them; leave the other out"
+
+
+def _faults_of_sets(container: Any) -> Iterable[str]:
+    """Faults of the further test sets; those of the data section, which they have too, are its own."""
+    data, evaluation = container.get("data"), container.get("evaluation")
+    sets = evaluation.get("sets") if isinstance(evaluation, dict) else None
+    if not isinstance(data, dict) or not isinstance(sets, dict):
+        return
+    own = _faults_of(data, DataSection)
+    for name, given in sets.items():
+        if not isinstance(given, dict):  # as the schema says
+            continue
+        for key in [key for key in given if key not in SET_KEYS]:
+            hint = did_you_mean(str(key), SET_KEYS) or f"; it is one of {', '.join(SET_KEYS)}"
+            yield f"evaluation.sets.{name}.{key}: unknown key{hint}"
+        known = {key: value for key, value in given.items() if key in SET_KEYS}
+        found = _faults_of(data_of_set(data, known), DataSection)
+        yield from (f"evaluation.sets.{name}.{line}" for line in found if line not in own)
+
+
+def _faults_of(values: Mapping[str, Any], kind: type[BaseModel]) -> list[str]:
+    try:
+        kind.model_validate(values)
+    except ValidationError as faults:
+        return list(_lines(faults, kind))
+    return []
 
 
 def _misfits(container: Any, trains: bool) -> Iterable[str]:
@@ -275,7 +309,7 @@ def config_text(config: BaseModel) -> str:
 
 def _checksum(saved: Any) -> str:
     """Of the values that a saved configuration holds, in whatever order and style they are written."""
-    kept = sorted((key, repr(value)) for key, value in leaves(saved).items() if key not in PLACES)
+    kept = sorted((key, repr(v)) for key, v in leaves(saved).items() if key not in PLACES and not OF_SET.fullmatch(key))
     return hashlib.sha256(repr(kept).encode()).hexdigest()[:16]
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, PlainValidator, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticUndefined
 
 from agent_tunix.config.mesh_shape import AXES, sizes_of
@@ -22,6 +23,7 @@ from agent_tunix.errors import calling, unparsed
 
 Positive = Annotated[int, Field(ge=1)]
 Step = Annotated[int, Field(ge=0)]
+BEST: Literal["best"] = "best"  # in the place of a step: the best of those that a run has kept
 Share = Annotated[float, Field(ge=0, le=1)]
 Length = Annotated[int, Field(ge=1, le=2**17)]  # in tokens; no Gemma 3 has read more
 
@@ -29,6 +31,17 @@ Length = Annotated[int, Field(ge=1, le=2**17)]  # in tokens; no Gemma 3 has read
 def Input(default: Any = PydanticUndefined, **given: Any) -> Any:  # noqa: N802  # as pydantic's Field
     """A `Field` that compiled programs take as an input or that only the host reads: fused jobs may differ in it."""
     return Field(default, json_schema_extra={"input": True}, **given)
+
+
+def _a_step_or_best(step: Any) -> Any:
+    if step == BEST or (isinstance(step, int) and not isinstance(step, bool) and step >= 0):
+        return step
+    raise ValueError(f"must be a step, a whole number from 0 on, or {BEST}")
+
+
+StepOrBest = Annotated[int | Literal["best"], PlainValidator(_a_step_or_best)]
+# What an evaluation of a run says of its completions, each a share of the problems.
+Measure = Literal["accuracy", "sampled_accuracy", "lenient_accuracy", "partial_accuracy", "format_accuracy"]
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
@@ -218,7 +231,9 @@ class TrainingSection(Section):
     init_from: str | None = Field(
         description="Folder of a run whose trained model, over its model.weights, this one starts from and is compared with."
     )
-    init_step: Step | None = Field(default=None, description="Step of that run to start from; null: its last.")
+    init_step: StepOrBest | None = Field(
+        default=None, description="Step of that run to start from; null: its last; best: the best of those that it kept."
+    )
     batch_size: Positive | None = Field(
         description="Prompts per update; null: micro_batch_size. A larger batch accumulates gradients."
     )
@@ -231,8 +246,18 @@ class TrainingSection(Section):
         gt=0, le=1, description="Share of the training data used; the rest is for validation (arithmetic makes its own)."
     )
     eval_every_n_steps: Positive | None = Field(description="Updates between evaluations; null: only before and after.")
+    early_stopping: Positive | None = Field(
+        default=None,
+        description="Evaluations in a row without a new best, by keep_best or accuracy, after which the run stops; "
+        "null: it goes to its end.",
+    )
     save_interval_steps: Positive | None = Field(description="Updates between checkpoints; null: only the last.")
     max_checkpoints_to_keep: Positive = Field(description="Checkpoints to keep; older ones are deleted.")
+    keep_best: Measure | None = Field(
+        default=None,
+        description="Keep the checkpoint of the best evaluation too, by this number: accuracy, sampled_accuracy, "
+        "lenient_accuracy, partial_accuracy or format_accuracy. null: of the last ones alone.",
+    )
     on_divergence: Literal["stop", "rollback", "ignore"] = Field(
         description="When a loss, gradient or reward is not finite or KL explodes: stop; go back to the last checkpoint "
         "and on at a tenth of the rate; or drop the batch. Such an update never reaches the weights."
@@ -278,6 +303,14 @@ class DataSection(Section):
         description="Regular expression whose first group is the final answer in that field. Its time is not bounded: "
         "nested repeats, as in `(a+)+`, may take minutes for a row."
     )
+    solve_rate: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = Field(
+        default=None,
+        description="Train only on problems that the starting policy solves at a share within [low, high] of its attempts, "
+        "as in [0.01,0.99], which leaves out those that it always or never solves; null: on all.",
+    )
+    solve_attempts: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=8, description="Completions of each training problem from which that share is measured."
+    )
     system_prompt: str = Field(description="Put before every question, as the system's message where the model has such.")
     enable_thinking: bool | None = Field(
         default=None,
@@ -314,6 +347,13 @@ class DataSection(Section):
         if self.source == "reasoning_gym" and self.task is None:
             raise ValueError("source=reasoning_gym needs a task, as in data.task=chain_sum")
         return self
+
+    @field_validator("solve_rate")
+    @classmethod
+    def _has_something_within(cls, bounds: list[float] | None) -> list[float] | None:
+        if bounds is not None and bounds[0] > bounds[1]:
+            raise ValueError("has its low bound above its high one; give [low,high]")
+        return bounds
 
     @field_validator("answer_pattern")
     @classmethod
@@ -376,10 +416,36 @@ class RewardSection(Section):
         return functions | now
 
 
+OF_A_GENERATOR: dict[str, Any] = {"task": None, "level": None, "settings": {}, "scorer": None}  # and what other sources have
+SET_KEYS = ("source", "path", "subset", "question_field", "answer_field", "answer_pattern", "on_bad_row", *OF_A_GENERATOR)
+
+
+def data_of_set(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The data section of a further test set: the run's own, with the keys that the set gives. A path makes it a table, and
+    generated problems have no path.
+    """
+    source = given.get("source", data.get("source") if given.get("path") is None else "table")
+    path = given.get("path", None if source in GENERATED else data.get("path"))
+    others = {} if source == data.get("source") else OF_A_GENERATOR
+    return {**data, **others, **given, "source": source, "path": path}
+
+
 class EvaluationSection(Section):
     num_examples: Positive = Field(description="Held-out examples an evaluation uses, at most.")
     batch_size: Positive = Field(description="Prompts evaluated at once.")
     sampled: bool = Field(description="Report accuracy at the training temperature beside greedy accuracy.")
+    sets: dict[str, dict[str, Any]] = Field(
+        default={},
+        description="Further test sets by name, which a run evaluates too, greedily: the keys in which each differs from "
+        f"the run's own data, of {', '.join(SET_KEYS[:-1])} and {SET_KEYS[-1]}.",
+    )
+
+    @field_validator("sets")
+    @classmethod
+    def _have_names(cls, sets: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        if strange := [name for name in sets if not re.fullmatch(r"[\w. -]+", name)]:
+            raise ValueError(f"{strange[0]!r} is no name for a set; it has letters, digits, and any of _.- and spaces")
+        return sets
 
 
 class Config(Section):
@@ -420,7 +486,7 @@ class EvaluateConfig(Config):
     """The configuration of `evaluate.py`: a training configuration, and what to evaluate."""
 
     run: str | None = Field(description="Folder of a run to evaluate; null: the base model.")
-    step: Step | None = Field(description="Checkpoint to evaluate; null: last; 0: before training.")
+    step: StepOrBest | None = Field(description="Checkpoint to evaluate; null: last; best: by accuracy; 0: before training.")
     num_passes: Positive = Field(description="Completions of a problem, for majority vote and pass@k; one if greedy.")
     inference_config: InferenceSection
 
@@ -429,7 +495,7 @@ class ExportConfig(Section):
     """The configuration of `agent-tunix export`."""
 
     run: str = Field(description="Folder of the run to export.")
-    step: Positive | None = Field(description="Checkpoint to export; null: the last.")
+    step: StepOrBest | None = Field(description="Checkpoint to export; null: the last; best: by accuracy.")
     format: Literal["peft", "merged", "gguf-ready"] = Field(
         description="A PEFT adapter; a whole model for transformers and vLLM; or one for llama.cpp's converter."
     )
@@ -437,3 +503,10 @@ class ExportConfig(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         description="Type of what is written; bfloat16 halves the files and rounds the smallest changes away."
     )
+
+    @field_validator("step")
+    @classmethod
+    def _is_of_training(cls, step: StepOrBest | None) -> StepOrBest | None:
+        if step == 0:
+            raise ValueError("is the model before training, of which there is nothing to export")
+        return step

@@ -1,4 +1,5 @@
-"""The folder of compiled programs, which is its user's alone: what lies in it is run by whoever reads it.
+"""The folders of the user's cache, which are its user's alone: what lies in that of compiled programs is run by whoever
+reads it, and what lies in that of solve rates decides what is trained on.
 
 A program that is kept is machine code, and ours are pickles besides. So nobody else may be able to put one there: neither
 into the folder, nor in its place by a folder around it or by a link on the way.
@@ -17,6 +18,11 @@ from agent_tunix.errors import UserError
 
 WRITE, ENTER = 0o2, 0o1  # of the permissions of one class of users
 LINKS = 40  # that the system follows on one way
+
+
+def of_user(name: str) -> Path:
+    """Where a folder of the cache is; raises a RuntimeError for a user who has no home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agent-tunix" / name
 
 
 def open_for_one(folder: Path) -> None:

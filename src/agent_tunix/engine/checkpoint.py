@@ -129,21 +129,22 @@ class MisfitError(Exception):
 
 @dataclasses.dataclass
 class Kept:
-    """Which checkpoints stay, as orbax asks: the last few, and the last due, which interruptions do not push out."""
+    """Which checkpoints stay, as orbax asks: the last few; the last due, which interruptions do not push out; the best."""
 
     keep: int
     due: int | None = None
+    best: int | None = None
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         older = len(checkpoints) - self.keep
-        return [place >= older or info.step == self.due for place, info in enumerate(checkpoints)]
+        return [place >= older or info.step in (self.due, self.best) for place, info in enumerate(checkpoints)]
 
 
 class Checkpoints:
     """The `checkpoints/` folder of a run."""
 
     def __init__(self, folder: Path, keep: int | None = None):
-        """Makes the folder and keeps the last `keep` checkpoints, and the last due; with None they are only read."""
+        """Makes the folder and keeps the last `keep` checkpoints, the last due, the best; with None they are only read."""
         folder = Path(os.path.realpath(folder))
         if folder.is_symlink():
             raise UserError(f"{folder} is a link that leads back to itself. Remove it, or have it lead to the checkpoints.")
@@ -172,8 +173,10 @@ class Checkpoints:
         self._handed_over()
         return sorted(self._manager.all_steps())
 
-    def save(self, state: TrainState, progress: Progress, *, used_up: bool = True) -> None:
+    def save(self, state: TrainState, progress: Progress, *, best: int | None = None, used_up: bool = True) -> None:
         """Saves a step once, by a thread: a tenth of a second passes before orbax has taken a state over.
+
+        The checkpoint of the step `best`, which may be this one, stays until another save names a better one.
 
         A state that the next update uses up is copied before the device is asked for anything else; one that none follows
         is fetched by the thread.
@@ -183,13 +186,14 @@ class Checkpoints:
         if step not in self.steps():
             self._check_room(sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
             copied = _on_host(state) if used_up else None
-            self._saving = SAVER.submit(lambda: self._hand_over(step, copied or _fetched(state), progress))
+            self._saving = SAVER.submit(lambda: self._hand_over(step, copied or _fetched(state), progress, best))
             if jax.process_count() > 1:  # they wait for each other in there, and must do so in one order
                 self._handed_over()
 
-    def _hand_over(self, step: int, state: TrainState, progress: Progress) -> None:
-        if self._kept and not progress.midway:
-            self._kept.due = step
+    def _hand_over(self, step: int, state: TrainState, progress: Progress, best: int | None) -> None:
+        if self._kept:
+            self._kept.best = best
+            self._kept.due = self._kept.due if progress.midway else step
         record = dataclasses.asdict(progress) | {"step": step, "arrays": summed(state)}
         record["checksum"] = digest(record)
         parts = {"state": ocp.args.StandardSave(state), "progress": ocp.args.JsonSave(record)}

@@ -12,6 +12,7 @@ class Purpose(enum.IntEnum):
     ROLLOUT = 1
     SHUFFLE = 2
     EVALUATION = 3
+    SOLVE_RATE = 4
 
 
 @jax.jit  # one program rather than four, for which a device that has nothing else to do would wait

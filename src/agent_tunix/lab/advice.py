@@ -64,14 +64,18 @@ class LabAdvisor(Advisor):
         run = f"run={value_text(str(folder))}"
         evaluate = join([run, "inference_config=standard", "num_passes=8"], "evaluate")
         examine = join([str(folder)], "doctor")
-        export = join([run, "format=peft" if _has_adapters_of_its_base(cfg) else "format=merged"], "export")
+        whole = "format=peft" if _has_adapters_of_its_base(cfg) else "format=merged"
+        export = join([run, whole, *(["step=best"] if cfg.training.keep_best else [])], "export")
         if cfg.training.method == "supervised":
             all_own = overrides_without_experiment(cfg.model_dump(mode="json"))
             kept = [o for o in all_own if o.startswith(SAME_HERE) or o in less(all_own, *HOW_TO_LEARN)]
-            return [join([*kept, f"training.init_from={value_text(str(folder))}"]), evaluate, export, examine]
+            best = ["training.init_step=best"] if cfg.training.keep_best else []
+            return [join([*kept, f"training.init_from={value_text(str(folder))}", *best]), evaluate, export, examine]
         if (cfg.model.weights, cfg.data.source) == ("package:tiny", "arithmetic"):
             rates = "optimizer.learning_rate=1e-7,1e-6,1e-5,1e-4"
-            return [evaluate, examine, join(["+experiment=control"]), join(["+experiment=quick_test", "--multirun", rates])]
+            of_best = [export] if cfg.training.keep_best else []
+            further = [join(["+experiment=control"]), join(["+experiment=quick_test", "--multirun", rates])]
+            return [evaluate, *of_best, examine, *further]
         return [evaluate, export, examine]
 
     def report(self, folder: Path, notice: Callable[[str], None]) -> None:

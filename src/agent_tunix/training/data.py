@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from agent_tunix.config.load import read_saved, validate
-from agent_tunix.config.schema import GENERATED, Config, DataSection
+from agent_tunix.config.schema import GENERATED, Config, DataSection, data_of_set
 from agent_tunix.engine import distributed
 from agent_tunix.environments import reasoning_gym
 from agent_tunix.environments.arithmetic import how_many
@@ -35,13 +37,55 @@ class Task:
     train: list[Example]
     validation: list[Example]
     prompt_width: int
+    sets: dict[str, list[Example]] = dataclasses.field(default_factory=dict)  # to test with besides, of any width
+
+    def all(self) -> list[Example]:
+        return [*self.train, *self.validation, *itertools.chain.from_iterable(self.sets.values())]
+
+    def width_of(self, name: str) -> int:
+        """That of the prompts of a further test set: the task's own where it is enough, so that its program serves."""
+        return max(self.prompt_width, prompt_width(self.sets[name], self.prompt_width))
 
 
 def load_task(cfg: Config, tokenizer: Tokenizer, notice: Notice) -> Task:
     rows = load_splits(cfg, notice, lambda rows: _check_vocabulary(rows, cfg.data, tokenizer))
     _say_if_plain(tokenizer, notice)
     train, validation = (_examples(cfg, split, rows[split], tokenizer, notice) for split in ("train", "validation"))
-    return Task(train, validation, prompt_width([*train, *validation], cfg.generation.max_prompt_length))
+    sets = load_sets(cfg, rows["train"], tokenizer, notice)
+    return Task(train, validation, prompt_width([*train, *validation], cfg.generation.max_prompt_length), sets)
+
+
+def load_sets(cfg: Config, train: Sequence[Row], tokenizer: Tokenizer, notice: Notice) -> dict[str, list[Example]]:
+    """The further test sets of a run, by name; warns of questions that it is trained on."""
+    found: dict[str, list[Example]] = {}
+    trained_on = {row.question for row in train} | (_trained_on_before(cfg) if cfg.evaluation.sets else set())
+    for name, given in cfg.evaluation.sets.items():
+        key = f"evaluation.sets.{name}"
+        told = partial(_of_set, notice, key)
+        read = reading_other(cfg, DataSection(**data_of_set(cfg.data.model_dump(), given)))
+        try:
+            rows = load_rows(read, "test", cfg.evaluation.num_examples, told)
+            _check_vocabulary(rows, read.data, tokenizer)
+            found[name] = _examples(read, "test", rows, tokenizer, told)
+        except UserError as fault:
+            raise UserError(f"{key}: {fault}") from fault
+        if again := sum(example.question in trained_on for example in found[name]):
+            notice(f"warning: {again} of {len(found[name])} questions of {key} are trained on.")
+    return found
+
+
+def _of_set(notice: Notice, key: str, text: str) -> None:
+    notice(f"{key}: {text}")
+
+
+def reading_other(cfg: Config, data: DataSection) -> Config:
+    """A run's configuration that reads another set of problems. None of them was trained on as a split of the run's own
+    data, so where there is no test split, all of it is one.
+    """
+    read = cfg.model_copy(update={"data": data})
+    if same_set(data, cfg.data):
+        return read
+    return read.model_copy(update={"training": read.training.model_copy(update={"train_fraction": 0.0})})
 
 
 def load_splits(cfg: Config, notice: Notice, check: Callable[[list[Row]], None] = lambda rows: None) -> dict[str, list[Row]]:
@@ -97,7 +141,8 @@ def same_set(one: DataSection, other: DataSection) -> bool:
 
     def problems(data: DataSection) -> dict[str, object]:
         place = data.path and os.path.realpath(os.path.expanduser(data.path))
-        return data.model_dump(exclude={"num_examples", "on_bad_row", "system_prompt", "enable_thinking"}) | {"path": place}
+        not_of_set = {"num_examples", "on_bad_row", "system_prompt", "enable_thinking", "solve_rate", "solve_attempts"}
+        return data.model_dump(exclude=not_of_set) | {"path": place}
 
     return problems(one) == problems(other)
 

@@ -42,6 +42,7 @@ from agent_tunix.training import loading
 from agent_tunix.training.data import (
     load_examples,
     prompt_width,
+    reading_other,
     refuse_unknown_tokens,
     same_set,
     set_name,
@@ -62,6 +63,7 @@ LENGTH = "generation.max_prompt_length"  # and for its problems, which training 
 TRUSTED = (SCORER, NAME, TOOLS)  # code that a run's folder names, which its user may name too, so that it is imported
 NOT_OF_SET = {
     "data.num_examples": "counts what is trained on; evaluation.num_examples counts what is evaluated",
+    **dict.fromkeys(("data.solve_rate", "data.solve_attempts"), "chooses what is trained on; a run is evaluated on all"),
     **dict.fromkeys(("data.system_prompt", "data.enable_thinking"), "a run is asked as it was trained, also on another set"),
 }
 
@@ -119,6 +121,25 @@ def episodes_of(
     for name in sorted({name for episode in episodes for name in episode.rewards}):
         record[f"reward/{name}"] = float(np.mean([episode.rewards.get(name, 0.0) for episode in episodes]))
     return Answers(texts, [0.0 if episode.ending else episode.solved for episode in episodes], record)
+
+
+def answers_to(
+    engine: Inference,
+    policy: Policy,
+    world: World | None,
+    asking: Asking,
+    examples: Sequence[Example],
+    width: int,
+    batch_size: int,
+    key: jax.Array,
+    sampling: Sampling,
+    temperature: float,
+    shared: str | None = None,
+) -> Answers:
+    """What a policy says to all problems: in the episodes of a world or, without one, at once."""
+    if world is None:
+        return Answers(answers_of(engine, policy, examples, width, batch_size, key, sampling, temperature, shared))
+    return episodes_of(engine, policy, world, asking, examples, batch_size, key, sampling, temperature)
 
 
 def grade(
@@ -226,13 +247,9 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     temperature = way.temperature or 1.0
     engine = Inference(model)
     policy = engine.policy(trainable)
-    at_once = cfg.evaluation.batch_size
-    if world is None:
-        found = Answers(answers_of(engine, policy, examples, width, at_once, key, sampling, temperature))
-    else:
-        longest = read.generation.max_prompt_length
-        asking = Asking(model.tokenizer, read.data.system_prompt, read.data.enable_thinking, longest)
-        found = episodes_of(engine, policy, world, asking, examples, at_once, key, sampling, temperature)
+    asking = Asking.of(read, model.tokenizer)
+    of_all = examples, width, cfg.evaluation.batch_size, key
+    found = answers_to(engine, policy, world, asking, *of_all, sampling, temperature)
     named = {"set": other} if other else {}
     record = {
         "step": step,
@@ -263,6 +280,10 @@ def _check_asked(cfg: EvaluateConfig, overrides: Sequence[str]) -> None:
         raise UserError(f"{given} has no meaning here; evaluate a run by run=<its folder>, or this configuration's model.")
     if cfg.run is None and cfg.step is not None:
         raise UserError(f"step={cfg.step}: the base model has no steps; give the folder of a run, as in run=runs/<time>.")
+    for override in overrides:
+        if _key(override).startswith("evaluation.sets"):
+            given = override.removeprefix("++")
+            raise UserError(f"{given}: training evaluates these sets; evaluate.py takes one, as in data.path=hard.jsonl.")
     for override in overrides if cfg.run else ():
         name = re.split(r"[.=@]", override.lstrip("+~"), maxsplit=1)[0]
         if name not in ASKED and _key(override) not in (LENGTH, *TRUSTED):
@@ -287,7 +308,7 @@ def _origin(cfg: EvaluateConfig, overrides: Sequence[str]) -> Origin:
 
 def _read_as_asked(trained: Config, cfg: EvaluateConfig, overrides: Sequence[str]) -> Config:
     """A run's configuration, with what was asked for the reading of problems: another group of data, single keys of it, or
-    how long prompts may be. None of another set was trained on, so where it has no test split all of it is one.
+    how long prompts may be.
     """
     asked = {_key(override) for override in overrides}
     whole = trained.model_dump()
@@ -300,9 +321,7 @@ def _read_as_asked(trained: Config, cfg: EvaluateConfig, overrides: Sequence[str
     if LENGTH in asked:
         whole["generation"]["max_prompt_length"] = cfg.generation.max_prompt_length
     read = validate(whole, Config, f"{cfg.run}/config.yaml and the command line")
-    if same_set(read.data, trained.data):
-        return read
-    return read.model_copy(update={"training": read.training.model_copy(update={"train_fraction": 0.0})})
+    return reading_other(read.model_copy(update={"data": trained.data}), read.data)
 
 
 def _title(record: Record, cfg: EvaluateConfig, trained: Config) -> str:

@@ -20,7 +20,7 @@ from agent_tunix.config.guidance import guidance_by_size
 from agent_tunix.config.load import read_saved, report, shipped_models, validate
 from agent_tunix.config.mesh_shape import PARTED_BY_TP, faults, sizes_of
 from agent_tunix.config.resumed import no_run
-from agent_tunix.config.schema import Config, ModelSection
+from agent_tunix.config.schema import BEST, Config, ModelSection, StepOrBest
 from agent_tunix.engine import cache_folder, compile_cache, device
 from agent_tunix.engine.checkpoint import Checkpoints
 from agent_tunix.engine.random_keys import Purpose, step_key
@@ -47,6 +47,7 @@ from agent_tunix.models.lora import (
 from agent_tunix.models.published import of_repository
 from agent_tunix.models.sharding import abstract, make_in_place, make_mesh, mesh_of_sizes, place
 from agent_tunix.models.tokenizer import Tokenizer, load_tokenizer
+from agent_tunix.training.best import step_of
 from agent_tunix.training.data import Notice
 from agent_tunix.types import TrainState
 
@@ -68,7 +69,7 @@ def start_device(notice: Notice) -> None:
 def _cache(notice: Notice) -> Path | None:
     """The folder of compiled programs; None, with a word of it, where programs of others could be found there."""
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agent-tunix" / "compiled"
+        folder = cache_folder.of_user("compiled")
     except RuntimeError as fault:  # a user of a container may have no home
         notice(f"warning: compiled programs are not kept, so every start compiles: {fault} Name a folder by XDG_CACHE_HOME.")
         return None
@@ -150,8 +151,14 @@ def load_trained_model(trained: Config, notice: Notice) -> Model:
 
 
 def described(cfg: C) -> C:
-    """The configuration with what its model is, where its files leave that to the checkpoint: family, numbers, guidance."""
+    """The configuration with what its files leave to others: which step of an earlier run is its best, and what its model
+    is, by the checkpoint: family, numbers, guidance.
+    """
     section = cfg.model
+    if cfg.training.init_from is not None and cfg.training.init_step == BEST:
+        earlier = saved_config(cfg.training.init_from, "training.init_from")
+        step = step_of(cfg.training.init_from, earlier, BEST, "training.init_step=best")
+        cfg = cfg.model_copy(update={"training": cfg.training.model_copy(update={"init_step": step})})
     arch = architecture(section)
     known: dict[str, Any] = {"model_family": arch.family, "architecture": arch.numbers()}
     if section.guidance is None or section.model_size is None:
@@ -325,15 +332,16 @@ def _unlike_adapter(cfg: Config, arch: Architecture) -> list[str]:
     return [f"model.adapter={cfg.model.adapter} names {base} as its base, and this run's is model.weights={own}"]
 
 
-def load_trained(folder: str, cfg: Config, model: Model, step: int | None = None) -> tuple[Trainable, int]:
+def load_trained(folder: str, cfg: Config, model: Model, step: StepOrBest | None = None) -> tuple[Trainable, int]:
     """What a run has learnt by a step (default: the last), and that step."""
+    step = step_of(folder, cfg, step, "step=best")
     with contextlib.closing(Checkpoints(Path(folder) / "checkpoints")) as checkpoints:
         state, progress = checkpoints.restore(state_shapes(cfg, model), step)
     model.serve(folder, progress.base)
     return evaluation_trainable(state, cfg.optimizer.optimizer_name), int(state.step)
 
 
-def learnt_by(folder: str, cfg: Config, model: Model, step: int | None) -> tuple[Trainable | None, int]:
+def learnt_by(folder: str, cfg: Config, model: Model, step: StepOrBest | None) -> tuple[Trainable | None, int]:
     """As `load_trained`, where step 0 is what the run began with; None stands for the base itself."""
     if step == 0:
         refuse_other_base(folder, model)

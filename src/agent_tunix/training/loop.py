@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
+from agent_tunix.config.commands import value_text
 from agent_tunix.config.imports import OWN, Origin
 from agent_tunix.config.load import config_text
 from agent_tunix.config.schema import Config
@@ -26,9 +28,10 @@ from agent_tunix.engine.random_keys import Purpose
 from agent_tunix.engine.update import evaluation_trainable
 from agent_tunix.environments.rewards import RewardFunction
 from agent_tunix.errors import DivergenceError
-from agent_tunix.training import loading
+from agent_tunix.training import loading, solve_rates
 from agent_tunix.training.advisor import Advisor
-from agent_tunix.training.evaluation import answers_of, episodes_of, grade
+from agent_tunix.training.best import best_kept, best_saved, stopped_early
+from agent_tunix.training.evaluation import answers_to, grade
 from agent_tunix.training.guard import MAX_ROLLBACKS, Interruption, fault_of
 from agent_tunix.training.horizon import hyperparameters
 from agent_tunix.training.metrics import Clock, cost_record, update_record
@@ -36,9 +39,18 @@ from agent_tunix.training.play import Answers
 from agent_tunix.training.progress import Bars, Display, print_summary, say
 from agent_tunix.training.resume import counting_on, restored
 from agent_tunix.training.rollouts import demonstrations, make_batch, sample_groups
-from agent_tunix.training.run_folder import RunFolder, claimed, read_records, replace_text, run_folder
+from agent_tunix.training.run_folder import (
+    RunFolder,
+    claimed,
+    evaluations_on,
+    read_records,
+    replace_text,
+    run_folder,
+    validations,
+)
 from agent_tunix.training.setup import SILENT, Loaded, Setup, Way, compile_ahead, prepare
-from agent_tunix.training.summary import ended_by, overrides_of, summarise, validations
+from agent_tunix.training.solve_rates import on_solvable
+from agent_tunix.training.summary import ended_by, overrides_of, summarise
 from agent_tunix.types import Record, TrainState
 
 SAMPLES_SHOWN = 3
@@ -84,9 +96,10 @@ def run(
     with contextlib.ExitStack() as to_the_end:
         with Bars(console) as bars:
             r = prepare(cfg, Loaded(reward_functions), bars.notice, overrides, origin, advisor)
+            r = on_solvable(r, bars.notice, path)
             interruption = to_the_end.enter_context(Interruption())  # before, there is nothing to save
             outcome = training(r, path, bars.display("training", r.plan.total_steps), interruption)
-        print_summary(console, path, outcome.summary, outcome.before, outcome.after)
+        print_summary(console, path, outcome.summary, outcome.before, outcome.after, best_kept(cfg, path))
     return outcome.summary
 
 
@@ -109,18 +122,26 @@ def _in_folder(
     r = counting_on(r, path)
     folder = run_folder(path, int(state.step), partial(r.open_loggers, path))
     if distributed.first():
+        if r.solve_rates:
+            replace_text(path / solve_rates.FILE, r.solve_rates)
         replace_text(path / "config.yaml", config_text(r.cfg))
     display.begin(int(state.step))
     out = Outputs(folder, checkpoints, display, list(progress.rollbacks))
     status, fault = "failed", ""
+    stopped: Record | None = None
     try:
         before = evaluate_policy(r, fresh, out)
         state, progress = train_loop(r, state, progress, out, interruption, pause)
-        completed, paused = progress.position == r.plan.total_batches, pause(int(state.step))
-        checkpoints.save(state, dataclasses.replace(progress, midway=not completed), used_up=False)
+        at_end, paused = progress.position == r.plan.total_batches, pause(int(state.step))
+        stopped = None if at_end else early_stop(r, int(state.step), out)
+        completed = at_end or stopped is not None
+        best = best_step(r, int(state.step), out)
+        checkpoints.save(state, dataclasses.replace(progress, midway=not completed), best=best, used_up=False)
         after = evaluate_policy(r, state, out) if completed or paused else []
         checkpoints.settle()
         status = "completed" if completed else "paused" if paused else "interrupted"
+        if stopped:
+            display.notice(_told_of_stop(r, path, stopped))
     except Exception as error:
         status, fault = ended_by(error)
         raise
@@ -128,7 +149,7 @@ def _in_folder(
         status = "interrupted"
         raise
     finally:
-        summary = summarise(r, folder, out.rollbacks, status, fault)
+        summary = summarise(r, folder, out.rollbacks, status, fault, stopped)
         checkpoints.close()
         folder.close()
         if distributed.first():
@@ -140,11 +161,14 @@ def _in_folder(
 def train_loop(
     r: Setup, state: TrainState, progress: Progress, out: Outputs, interruption: Interruption, pause: Pause = never
 ) -> tuple[TrainState, Progress]:
-    """From a position in the data to its end, a pause or an interruption; returns the state and the progress made."""
+    """From a position in the data to its end, an early stop, a pause or an interruption; returns state and progress."""
     training, iterations, total = r.cfg.training, r.plan.iterations, r.plan.total_batches
     if training.on_divergence == "rollback" and not out.checkpoints.steps():
         out.checkpoints.save(state, progress)
-    while progress.position < total and not (distributed.any_of(interruption.requested) or pause(int(state.step))):
+    stopped = early_stop(r, int(state.step), out)
+    while progress.position < total and not (
+        stopped or distributed.any_of(interruption.requested) or pause(int(state.step))
+    ):
         if progress.position in progress.skipped:
             state = _passed_over(state, iterations)
         else:
@@ -155,11 +179,15 @@ def train_loop(
         progress = progress.advanced()
         step = int(state.step)
         evaluated_after = progress.position == total or pause(step)
-        if _due(training.eval_every_n_steps, step, iterations) and not evaluated_after:
+        evaluated = _due(training.eval_every_n_steps, step, iterations) and not evaluated_after
+        if evaluated:
             evaluate_policy(r, state, out)
             _warn_early(r, out)
-        if _due(training.save_interval_steps, step, iterations):
-            out.checkpoints.save(state, progress)
+            stopped = early_stop(r, step, out)
+        due = _due(training.save_interval_steps, step, iterations)
+        best = best_step(r, step, out) if evaluated or due else None
+        if due or best == step:
+            out.checkpoints.save(state, progress, best=best)
     return state, progress
 
 
@@ -242,27 +270,70 @@ def evaluate_policy(r: Setup, state: TrainState, out: Outputs) -> list[Record]:
             record["sampled_accuracy"] = grade(examples, drawn.texts, r.judge, drawn.solved)["accuracy"]
         out.folder.evaluation(record)
         out.display.evaluation(record)
+    evaluate_sets(r, state, out)
     shown = list(zip(examples, found.texts, strict=False))[:SAMPLES_SHOWN]
     return [{"question": e.question, "answer": e.answer, "completion": text[0]} for e, text in shown]
 
 
-def _answers(r: Setup, state: TrainState, way: Way, whole: bool) -> Answers:
-    """Completions of the held-out problems or, where some are only to be shown, of the first that are asked for at once.
+def best_step(r: Setup, step: int, out: Outputs) -> int | None:
+    """The best by `training.keep_best` of the steps that have a checkpoint, and of this one, if it was evaluated."""
+    if (metric := r.cfg.training.keep_best) is None:
+        return None
+    saved = {step, *out.checkpoints.steps()}
+    found = _of_first(lambda: best_saved(out.folder.path, metric, saved))
+    return found["step"] if found else None
+
+
+def early_stop(r: Setup, step: int, out: Outputs) -> Record | None:
+    """Where and why the run is to stop at this step, by `training.early_stopping`."""
+    return _of_first(lambda: stopped_early(r.cfg, out.folder.path, step)) if r.cfg.training.early_stopping else None
+
+
+def _of_first(read: Callable[[], Record | None]) -> Record | None:
+    """What process 0 reads in its folder: the others might see it later."""
+    return json.loads(distributed.everyones(json.dumps(read() if distributed.first() else None))[0])
+
+
+def _told_of_stop(r: Setup, path: Path, stopped: Record) -> str:
+    patience, metric = r.cfg.training.early_stopping, stopped["metric"].replace("_", " ")
+    return (
+        f"Stopped early at step {stopped['step']} of {r.plan.total_steps}: {patience} evaluations in a row have not had a "
+        f"better {metric} than step {stopped['best_step']}.\nTo go on: training.resume={value_text(str(path))} "
+        f"training.early_stopping=null, or a number larger than {patience}."
+    )
+
+
+def evaluate_sets(r: Setup, state: TrainState, out: Outputs) -> None:
+    """Writes a line of evals.jsonl for each further test set, unless that step has one."""
+    step, greedy = int(state.step), r.evaluation_ways()[0]
+    for name, examples in r.task.sets.items():
+        made = [record["step"] for record in evaluations_on(out.folder.path, name)]
+        if distributed.any_of(step not in made and distributed.first()):
+            record = {"step": step, "split": "test", "set": name}
+            found = _answers(r, state, greedy, whole=True, name=name)
+            record |= grade(examples, found.texts, r.set_judges[name], found.solved) | found.record
+            out.folder.evaluation(record)
+            out.display.evaluation(record)
+
+
+def _answers(r: Setup, state: TrainState, way: Way, whole: bool, name: str | None = None) -> Answers:
+    """Completions of the held-out problems or, where some are only to be shown, of the first that are asked for at once; or
+    of the problems of a further test set.
 
     Those of a policy before its first update serve all runs that begin with it.
     """
     step = int(state.step)
-    shared = r.beginning(way) if step == 0 else None
+    shared = r.beginning(way, name) if step == 0 else None
     if shared in r.first_answers:
         return r.first_answers[shared]
     policy = r.engine.policy(evaluation_trainable(state, r.cfg.optimizer.optimizer_name))
     at_once = r.cfg.evaluation.batch_size
-    problems = r.task.validation if whole else r.task.validation[:at_once]
-    key = r.key(step, Purpose.EVALUATION)
-    if r.world is None:
-        answers = Answers(answers_of(r.engine, policy, problems, r.task.prompt_width, at_once, key, *way, shared))
-    else:
-        answers = episodes_of(r.engine, policy, r.world, r.asking, problems, at_once, key, *way)
+    problems, width = (
+        (r.task.validation, r.task.prompt_width) if name is None else (r.task.sets[name], r.task.width_of(name))
+    )
+    problems = problems if whole else problems[:at_once]
+    key, world = r.key(step, Purpose.EVALUATION), r.world
+    answers = answers_to(r.engine, policy, world, r.asking, problems, width, at_once, key, *way, shared)
     if shared is not None and whole:
         r.first_answers[shared] = answers
     return answers

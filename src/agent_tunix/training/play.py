@@ -14,6 +14,7 @@ from functools import partial
 import jax
 import numpy as np
 
+from agent_tunix.config.schema import Config
 from agent_tunix.engine import distributed
 from agent_tunix.engine.batch import bucket
 from agent_tunix.engine.engine import Inference
@@ -89,6 +90,12 @@ class Asking:
     system_prompt: str
     thinking: bool | None
     longest: int  # prompt, in tokens
+
+    @classmethod
+    def of(cls, cfg: Config, tokenizer: Tokenizer) -> Asking:
+        """As a configuration asks."""
+        data = cfg.data
+        return cls(tokenizer, data.system_prompt, data.enable_thinking, cfg.generation.max_prompt_length)
 
     def prompt(self, messages: Sequence[Message], world: World, form: Format) -> list[int]:
         told = form.told(world.schemas) if world.schemas else ""

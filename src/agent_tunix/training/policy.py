@@ -16,7 +16,7 @@ from rich.console import Console
 
 from agent_tunix.config.load import validate
 from agent_tunix.config.resumed import made_of
-from agent_tunix.config.schema import InferenceSection, Length, Positive
+from agent_tunix.config.schema import InferenceSection, Length, Positive, StepOrBest
 from agent_tunix.engine import distributed
 from agent_tunix.engine.engine import Inference
 from agent_tunix.engine.sampler import Sampling
@@ -213,7 +213,7 @@ class Policy:
         return answers_of(*of, asked.batch_size, key, sampling, temperature)
 
 
-def load(weights: str | None, adapter: str | None, dtype: str | None, step: int | None, console: Console) -> Policy:
+def load(weights: str | None, adapter: str | None, dtype: str | None, step: StepOrBest | None, console: Console) -> Policy:
     """See `agent_tunix.load`."""
     if dtype not in (None, *typing.get_args(Dtype)):
         raise UserError(f"dtype={dtype}: must be one of {', '.join(typing.get_args(Dtype))}")
@@ -232,7 +232,7 @@ def load(weights: str | None, adapter: str | None, dtype: str | None, step: int 
     return Policy(_open(weights, dtype))
 
 
-def _of_run(folder: str, weights: str | None, dtype: str | None, step: int | None, console: Console) -> Policy:
+def _of_run(folder: str, weights: str | None, dtype: str | None, step: StepOrBest | None, console: Console) -> Policy:
     """What a run has learnt, over its own base or over the same weights in another place."""
     trained = base = loading.saved_config(folder, "adapter")
     if weights is not None:

@@ -90,6 +90,11 @@ class Display:
         self._guard = f"  [{state}]"
 
     def evaluation(self, record: Record) -> None:
+        if "set" in record:
+            self.notice(
+                f"step {record['step']}: {record['set']} {record['accuracy']:.1%} ({counted(record['n'], 'problem')})"
+            )
+            return
         self._accuracy = f"{record['accuracy']:.1%}"
         sampled = f", sampled {record['sampled_accuracy']:.1%}" if "sampled_accuracy" in record else ""
         self.notice(f"step {record['step']}: held-out accuracy {self._accuracy}{sampled} ({record['n']} problems)")
@@ -105,9 +110,9 @@ def say(console: Console, text: str) -> None:
 
 
 def print_summary(
-    console: Console, folder: Path, summary: Record, before: Sequence[Record], after: Sequence[Record]
+    console: Console, folder: Path, summary: Record, before: Sequence[Record], after: Sequence[Record], best: str = ""
 ) -> None:
-    """The close of a run: accuracy before and after, samples before and after, what to do next."""
+    """The close of a run: accuracy before and after, samples before and after, what is said of its best, what to do next."""
     table = Table(title=f"{summary['status']}: {counted(summary['steps'], 'update')} in {summary['seconds']:.0f} s")
     for column in ("held-out", "before", "after"):
         table.add_column(column, justify="left" if column == "held-out" else "right")
@@ -128,4 +133,5 @@ def print_summary(
             highlight=False,
         )
     page = f"\nReport:     {folder / 'report.html'}" if (folder / "report.html").exists() else ""
-    say(console, "\n".join([f"Run folder: {folder}{page}\n\nNext:", *(f"  {line}" for line in summary["advice"])]))
+    kept = f"\n{best}" if best else ""
+    say(console, "\n".join([f"Run folder: {folder}{page}{kept}\n\nNext:", *(f"  {line}" for line in summary["advice"])]))

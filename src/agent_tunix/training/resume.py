@@ -12,6 +12,7 @@ from agent_tunix.engine.progress import Progress
 from agent_tunix.environments.stream import Example
 from agent_tunix.errors import UserError
 from agent_tunix.training import loading
+from agent_tunix.training.best import stopped_early
 from agent_tunix.training.data import Notice
 from agent_tunix.training.progress import counted
 from agent_tunix.training.run_folder import finite, last_step, read_object
@@ -49,8 +50,14 @@ def _check(r: Setup, path: Path, steps: int, made: int) -> None:
             f"{path} has made {steps} updates from {made} batches, and this configuration has {r.plan.iterations} "
             "for each.\nSchedules count updates, so grpo.num_iterations must be what the run was started with."
         )
+    changed = r.cfg != loading.saved_config(str(path), "training.resume")
+    if changed and made < planned and (stopped := stopped_early(r.cfg, path, steps)):
+        raise UserError(
+            f"{path} has stopped early, at step {stopped['step']}, so other values would change nothing.\n"
+            f"A training.early_stopping larger than {r.cfg.training.early_stopping} goes on, or null; or start another run."
+        )
     ended = made == planned and read_object(path / "summary.json").get("status") == "completed"
-    if ended and r.cfg != loading.saved_config(str(path), "training.resume"):  # it would overwrite the run's own
+    if ended and changed:  # it would overwrite the run's own
         raise UserError(
             f"{path} has come to its end, so other values would change nothing.\n"
             "Make it longer, as by training.num_epochs, or start another run."

@@ -175,6 +175,22 @@ def read_records(path: Path) -> list[Record]:
         return objects(map(_decoded, short_lines(path))) if path.is_file() else []
 
 
+def validations(path: Path) -> list[Record]:
+    """The evaluations made in training, by step. A record that was damaged is left out, so its evaluation is made again."""
+    return _by_step(record for record in read_records(path / "evals.jsonl") if record.get("split") == "validation")
+
+
+def evaluations_on(path: Path, name: str) -> list[Record]:
+    """Those made in training on a further test set, by step; `evaluate.py` says how many passes it made."""
+    evals = read_records(path / "evals.jsonl")
+    return _by_step(record for record in evals if record.get("set") == name and "num_passes" not in record)
+
+
+def _by_step(records: Iterable[Record]) -> list[Record]:
+    whole = [record for record in records if finite(record.get("step")) and finite(record.get("accuracy"))]
+    return sorted(whole, key=lambda record: record["step"])
+
+
 def last_step(path: Path) -> int:
     """The last step that a run's folder has recorded."""
     steps = [record.get("step") for record in read_records(path / "metrics.jsonl")]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from agent_tunix.config.guidance import warnings
 from agent_tunix.config.imports import OWN, Origin
-from agent_tunix.config.schema import GENERATED, Config
+from agent_tunix.config.schema import GENERATED, Config, data_of_set
 from agent_tunix.engine.engine import Engine
 from agent_tunix.engine.random_keys import Purpose, step_key
 from agent_tunix.engine.sampler import Sampling
@@ -49,6 +49,7 @@ class Setup:
     sampling: Sampling
     scorer: Scorer
     judge: Judge
+    set_judges: dict[str, Judge]  # of the further test sets
     world: World | None  # None: an answer is all there is to an episode
     stream: Stream
     loggers: tuple[type[Logger], ...]
@@ -56,6 +57,8 @@ class Setup:
     overrides: tuple[str, ...]  # as they were given
     started: float  # on the monotonic clock
     first_answers: dict[str, Answers]  # of policies before their first update, for all runs of the process
+    solved: dict[str, list[int]]  # how often such policies solved the training problems, for all runs of the process
+    solve_rates: str = ""  # how often each problem was solved before training, as the run's folder has it
 
     def open_loggers(self, folder: Path) -> list[Logger]:
         return open_each(self.loggers, folder, self.cfg)
@@ -66,8 +69,7 @@ class Setup:
     @property
     def asking(self) -> Asking:
         """How episodes begin and go on in the model's words."""
-        data, longest = self.cfg.data, self.cfg.generation.max_prompt_length
-        return Asking(self.model.tokenizer, data.system_prompt, data.enable_thinking, longest)
+        return Asking.of(self.cfg, self.model.tokenizer)
 
     def evaluation_ways(self) -> list[Way]:
         """How held-out problems are answered: greedily and, if that is asked for, as in training."""
@@ -75,12 +77,14 @@ class Setup:
         as_trained = [(one, self.cfg.generation.temperature)] if self.cfg.evaluation.sampled else []
         return [(dataclasses.replace(one, greedy=True), 1.0), *as_trained]
 
-    def beginning(self, way: Way) -> str:
-        """Equal for runs whose policies, before their first update, give the same answers to held-out problems."""
+    def beginning(self, way: Way, name: str | None = None) -> str:
+        """Equal for runs whose policies, before their first update, give the same answers to held-out problems, or to those
+        of a further test set.
+        """
         cfg, training = self.cfg, self.cfg.training
         begun = cfg.model, cfg.seed, training.init_from, training.init_step
         asked = cfg.data, cfg.environment, training.train_fraction, cfg.evaluation, cfg.generation, self.task.prompt_width
-        return repr((begun, asked, way))
+        return repr((begun, asked, way, name))
 
 
 def open_each(loggers: Sequence[type[Logger]], folder: Path, cfg: Config) -> list[Logger]:
@@ -104,6 +108,7 @@ class Loaded:
         self._tasks: dict[str, Task] = {}
         self._scorers: dict[str, Scorer] = {}
         self.first_answers: dict[str, Answers] = {}
+        self.solved: dict[str, list[int]] = {}
 
     def model(self, cfg: Config) -> Model:
         wanted = (cfg.model, cfg.training.init_from, cfg.training.init_step)
@@ -115,10 +120,10 @@ class Loaded:
     def task(self, cfg: Config, model: Model, notice: Notice) -> Task:
         cuts = (cfg.generation.max_prompt_length, cfg.evaluation.num_examples, cfg.training.train_fraction)
         seed = cfg.seed if cfg.data.source in GENERATED else None  # files are cut the same for every seed
-        wanted = repr((cfg.data, seed, cuts, cfg.model.weights))
+        wanted = repr((cfg.data, cfg.environment, seed, cuts, cfg.model.weights, cfg.evaluation.sets))
         if wanted not in self._tasks:
             task = load_task(cfg, model.tokenizer, notice)
-            refuse_unknown_tokens([example.prompt_ids for example in (*task.train, *task.validation)], model.arch)
+            refuse_unknown_tokens([example.prompt_ids for example in task.all()], model.arch)
             self._tasks[wanted] = task
         return self._tasks[wanted]
 
@@ -146,6 +151,8 @@ def prepare(
     unusual = loading.unusual_adapters(cfg, model.arch)
     scorer = loaded.scorer(cfg, origin, notice)
     judge = Judge(cfg.data.scorer, origin, notice)
+    scorers = {name: data_of_set(cfg.data.model_dump(), given).get("scorer") for name, given in cfg.evaluation.sets.items()}
+    set_judges = {name: Judge(scorer, origin, notice) for name, scorer in scorers.items()}
     world = load_world(cfg.environment, origin, notice)
     if world is not None and (jax.process_count() > 1 or cfg.training.method == "supervised"):
         why = "several processes" if jax.process_count() > 1 else "training.method=supervised, which plays no episodes"
@@ -171,6 +178,7 @@ def prepare(
         sampling,
         scorer,
         judge,
+        set_judges,
         world,
         stream,
         loggers,
@@ -178,6 +186,7 @@ def prepare(
         tuple(overrides),
         started,
         loaded.first_answers,
+        loaded.solved,
     )
 
 
@@ -205,8 +214,8 @@ def first_calls(r: Setup, engine: Engine) -> None:
     policy = engine.policy(state.trainable)
     to_come, key = partial(rows_to_come, mesh=r.model.mesh), jax.eval_shape(r.key, 0, Purpose.ROLLOUT)
 
-    def prompts(rows: int) -> Prompts:
-        ids_PS = to_come((rows, r.task.prompt_width), jnp.int32)
+    def prompts(rows: int, width: int = r.task.prompt_width) -> Prompts:
+        ids_PS = to_come((rows, width), jnp.int32)
         return Prompts(ids_PS, ids_PS)
 
     asked = prompts(r.cfg.training.prompts_per_step)
@@ -226,6 +235,10 @@ def first_calls(r: Setup, engine: Engine) -> None:
     held_out = prompts(min(r.cfg.evaluation.batch_size, len(r.task.validation)))
     for way in r.evaluation_ways():
         engine.sample(policy, held_out, key, *way, shared=r.beginning(way))
+    greedy = r.evaluation_ways()[0]
+    for name, examples in r.task.sets.items():
+        of_set = prompts(min(r.cfg.evaluation.batch_size, len(examples)), r.task.width_of(name))
+        engine.sample(policy, of_set, key, *greedy, shared=r.beginning(greedy, name))
     engine.sample(policy, asked, key, r.sampling, r.cfg.generation.temperature)
     if corrected:
         engine.policy_logprobs(policy, drawn)

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from agent_tunix.config.commands import own_overrides
 from agent_tunix.config.guidance import warnings
 from agent_tunix.errors import DivergenceError, UserError
-from agent_tunix.training.run_folder import RunFolder, finite, last_step, read_records
+from agent_tunix.training.best import best_of, metric_of
+from agent_tunix.training.run_folder import RunFolder, last_step, validations
 from agent_tunix.training.setup import Setup
 from agent_tunix.types import Record
 
 
-def summarise(r: Setup, folder: RunFolder, rollbacks: Sequence[Record], status: str, fault: str = "") -> Record:
-    """Writes summary.json, and returns it; `fault` is what has made a run diverge or fail."""
+def summarise(
+    r: Setup, folder: RunFolder, rollbacks: Sequence[Record], status: str, fault: str = "", stopped: Record | None = None
+) -> Record:
+    """Writes summary.json, and returns it; `fault` is what made a run diverge or fail, `stopped` where it ended early."""
     evals, given = validations(folder.path), overrides_of(r)
     summary: Record = {
         "status": status,
         "overrides": given,
         "steps": max(last_step(folder.path), *(int(record["step"]) for record in evals), 0),
         "first_eval": evals[0] if evals else None,
-        "best_eval": max(evals, key=lambda record: record["accuracy"], default=None),
+        "best_eval": best_of(evals, metric_of(r.cfg)),
         "final_eval": evals[-1] if evals else None,
+        "stopped_early": stopped,
         "seconds": round(time.monotonic() - r.started, 1),
         "optimizer": r.cfg.optimizer.model_dump(),
         "scheduler": {
@@ -45,13 +48,6 @@ def ended_by(error: Exception) -> tuple[str, str]:
     if isinstance(error, DivergenceError):
         return "diverged", error.fault
     return "failed", str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-
-
-def validations(path: Path) -> list[Record]:
-    """The evaluations made in training, by step. A record that was damaged is left out, so its evaluation is made again."""
-    kept = [record for record in read_records(path / "evals.jsonl") if record.get("split") == "validation"]
-    whole = [record for record in kept if finite(record.get("step")) and finite(record.get("accuracy"))]
-    return sorted(whole, key=lambda record: record["step"])
 
 
 def overrides_of(r: Setup) -> list[str]:

@@ -186,8 +186,19 @@ def test_all_faults_are_reported_together(faults):
         ("training.micro_batch_size", "4", "must be a valid integer"),
         ("training.train_fraction", 0.0, "must be greater than 0"),
         ("evaluation.sampled", "yes", "must be a valid boolean"),
+        ("training.keep_best", "loss", "training.keep_best=loss: must be 'accuracy', 'sampled_accuracy'"),
+        ("evaluation.sets", {"a/b": {"path": "x.jsonl"}}, "'a/b' is no name for a set"),
+        ("evaluation.sets", {"hard": "x.jsonl"}, "evaluation.sets.hard=x.jsonl: must be a valid dictionary"),
+        ("evaluation.sets", {"hard": {"pth": "x.jsonl"}}, "evaluation.sets.hard.pth: unknown key; did you mean path?"),
+        ("evaluation.sets", {"hard": {"num_examples": 3}}, "evaluation.sets.hard.num_examples: unknown key; it is one of"),
+        ("evaluation.sets", {"hard": {"answer_pattern": "x"}}, "evaluation.sets.hard.answer_pattern=x: has no group"),
+        ("evaluation.sets", {"hard": {"path": 3}}, "evaluation.sets.hard.path=3: must be a valid string"),
+        ("training.init_step", "last", "training.init_step=last: must be a step, a whole number from 0 on, or best"),
         ("model.lora_module_path", "(q_proj", "is not a regular expression"),
         ("model.lora_module_path", "(" * 2000 + ")" * 2000, "is not a regular expression: it is nested too deeply"),
+        ("data.solve_rate", [0.5], "must have at least 2 items"),
+        ("data.solve_rate", [0.9, 0.1], "has its low bound above its high one"),
+        ("data.solve_rate", [0.0, 1.5], "must be less than or equal to 1"),
         ("data.path", "a\0b", "must be text, without zero bytes"),
         ("data.system_prompt", "a\ud800b", "must be text, without zero bytes"),
         ("model.mesh_shape", [[2], ["rows"]], "must be [[f,t],[fsdp,tp]]"),
@@ -209,6 +220,21 @@ def test_a_value_out_of_bounds_is_one_fault_that_names_key_and_bound(faults, key
     (line,) = faults({key: value})
     assert line.startswith(key.split(".")[0])
     assert fault in line
+
+
+def test_the_best_is_not_kept_by_a_number_that_no_evaluation_has(faults):
+    (line,) = faults({"training.keep_best": "sampled_accuracy", "evaluation.sampled": False})
+    assert line.startswith("training.keep_best=sampled_accuracy: no evaluation has it without evaluation.sampled=true")
+
+
+def test_worked_answers_are_not_chosen_by_how_often_problems_are_solved(faults):
+    (line,) = faults({"data.solve_rate": [0.1, 0.9], "training.method": "supervised"})
+    assert line.startswith("data.solve_rate: training.method=supervised learns from worked answers")
+
+
+def test_a_run_does_not_stop_by_evaluations_that_it_does_not_make(faults):
+    (line,) = faults({"training.early_stopping": 3, "training.eval_every_n_steps": None})
+    assert line.startswith("training.early_stopping=3 counts evaluations; set training.eval_every_n_steps")
 
 
 def test_a_base_that_is_trained_is_not_quantised(faults):
@@ -342,7 +368,7 @@ def test_keys_are_those_of_the_shipped_files(composed):
     def leaves(tree, prefix=""):
         for name, value in tree.items():
             key = f"{prefix}{name}"
-            nested = isinstance(value, dict) and not key.startswith(("reward.",))
+            nested = isinstance(value, dict) and not key.startswith(("reward.", "evaluation.sets"))
             yield from leaves(value, f"{key}.") if nested else [key]
 
     optional = {"optimizer.decay_norms", "scheduler.decay_ratio", "scheduler.num_cycles"}

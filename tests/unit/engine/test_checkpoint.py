@@ -118,6 +118,17 @@ def test_interruptions_do_not_push_out_the_last_that_was_due(tmp_path):
     saved.close()
 
 
+def test_the_best_stays_until_a_better_one_comes(tmp_path):
+    """By however many processes the checkpoints between were made."""
+    stays = {2: (2, [2]), 4: (2, [2, 4]), 6: (2, [2, 6]), 8: (8, [8]), 10: (8, [8, 10]), 12: (None, [12])}
+    for step, (best, kept) in stays.items():
+        saved = Checkpoints(tmp_path / "checkpoints", keep=1)
+        saved.save(state_at(step), Progress(step), best=best)
+        saved.settle()
+        assert saved.steps() == kept
+        saved.close()
+
+
 def test_what_was_saved_after_a_step_can_be_forgotten(checkpoints):
     for step in (2, 4):
         checkpoints.save(state_at(step), Progress(step))

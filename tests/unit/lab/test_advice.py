@@ -32,6 +32,13 @@ def test_what_has_no_adapters_is_not_to_be_exported_as_such(rank, layout):
     assert advice[1].endswith(f"export run=runs/mine format={layout}")
 
 
+def test_what_a_run_keeps_as_its_best_is_what_is_exported_and_gone_on_from():
+    for own in (["model=gemma3_1b"], ["model=gemma3_tiny"], ["+experiment=warm_start"]):
+        (export,) = (line for line in at_close(*own, "training.keep_best=accuracy") if " export " in line)
+        assert export.endswith("format=peft step=best")
+    assert at_close("+experiment=warm_start", "training.keep_best=accuracy")[0].endswith("training.init_step=best")
+
+
 def test_adapters_over_weights_that_an_earlier_run_has_changed_are_not_to_be_exported_apart(tmp_path):
     (tmp_path / "config.yaml").write_text(config_text(config_of("model=gemma3_1b", "model.lora_rank=0")))
     for folder in (tmp_path, tmp_path / "gone"):

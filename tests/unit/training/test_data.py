@@ -86,6 +86,63 @@ def test_no_more_problems_are_held_out_than_there_are():
     assert len(load_splits(cfg, print)["validation"]) == how_many("validation")
 
 
+def questions(folder, name: str, asked: list[str]) -> str:
+    (folder / name).write_text("".join(f"{json.dumps({'question': one, 'answer': '#7'})}\n" for one in asked))
+    return str(folder / name)
+
+
+def with_sets(*overrides: str) -> Config:
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        return validate(compose("config", ["+experiment=quick_test", "data.num_examples=50", *overrides]), Config)
+
+
+def test_a_further_set_is_its_test_split_or_all_of_it_read_by_its_own_keys(tmp_path):
+    """A path alone makes a table of it, also where the run's own problems are generated."""
+    tokenizer, said = load_tokenizer(find_checkpoint("package:tiny")), list[str]()
+    own = [example.question for example in load_task(with_sets(), tokenizer, print).validation[:6]]
+    whole = questions(tmp_path, "rows.jsonl", own)
+    (tmp_path / "split").mkdir()
+    questions(tmp_path / "split", "train.jsonl", own)
+    questions(tmp_path / "split", "test.jsonl", own[:2])
+    sets = {
+        "whole.path": whole,
+        "whole.answer_pattern": "'#(.)'",
+        "split.path": tmp_path / "split",
+        "made.source": "arithmetic",
+    }
+    cfg = with_sets(*(f"+evaluation.sets.{key}={value}" for key, value in sets.items()), "evaluation.num_examples=5")
+    task = load_task(cfg, tokenizer, said.append)
+    assert {name: len(examples) for name, examples in task.sets.items()} == {"whole": 5, "split": 2, "made": 5}
+    assert {example.answer for example in task.sets["whole"]} == {"7"}
+    assert [example.answer for example in task.sets["split"]] == ["#7", "#7"]
+    assert not set(task.sets["made"]) & set(task.validation), "generated problems have a test split"
+    alone = load_task(with_sets("evaluation.num_examples=5"), tokenizer, said.append)
+    assert (task.train, task.validation, task.prompt_width) == (alone.train, alone.validation, alone.prompt_width)
+    assert said == []
+
+
+def test_a_longer_prompt_of_a_further_set_widens_no_other(tmp_path):
+    tokenizer = load_tokenizer(find_checkpoint("package:tiny"))
+    own = load_task(with_sets(), tokenizer, print)
+    long = questions(tmp_path, "long.jsonl", [f"{own.validation[0].question} {own.validation[1].question}"])
+    short = questions(tmp_path, "short.jsonl", [min((e.question for e in own.train), key=len)])
+    sets = [f"+evaluation.sets.long.path={long}", f"+evaluation.sets.short.path={short}"]
+    task = load_task(with_sets(*sets, "generation.max_prompt_length=64"), tokenizer, print)
+    assert task.prompt_width == own.prompt_width == task.width_of("short") < task.width_of("long")
+
+
+def test_questions_of_a_further_set_that_are_trained_on_are_told_of_and_its_faults_name_it(tmp_path):
+    tokenizer, said = load_tokenizer(find_checkpoint("package:tiny")), list[str]()
+    own = load_task(with_sets(), tokenizer, print)
+    path = questions(tmp_path, "rows.jsonl", [own.train[0].question, own.validation[0].question])
+    load_task(with_sets(f"+evaluation.sets.seen.path={path}"), tokenizer, said.append)
+    assert said == ["warning: 1 of 2 questions of evaluation.sets.seen are trained on."]
+    for given, fault in {"gone.jsonl": "there is no such file or folder", path: "no field 'q'"}.items():
+        cfg = with_sets(f"+evaluation.sets.bad.path={given}", "+evaluation.sets.bad.question_field=q")
+        with pytest.raises(UserError, match=f"evaluation.sets.bad: .*{fault}"):
+            load_task(cfg, tokenizer, print)
+
+
 def test_questions_of_the_test_split_that_were_trained_on_are_told_of(tmp_path):
     cfg = of_folder(tmp_path, train=["How many?"] * 10, test=["How many?", "What?"])
     said: list[str] = []

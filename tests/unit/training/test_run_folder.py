@@ -13,7 +13,7 @@ from agent_tunix import files
 from agent_tunix.errors import UserError
 from agent_tunix.training.loggers.tensorboard import TensorBoard
 from agent_tunix.training.metrics import peak_memory_gb
-from agent_tunix.training.run_folder import RunFolder, claimed, last_step, read_records, replace_text
+from agent_tunix.training.run_folder import RunFolder, claimed, last_step, read_records, replace_text, validations
 
 
 def opened(path, resumed_at: int | None = None) -> RunFolder:
@@ -229,3 +229,11 @@ def test_a_summary_that_cannot_be_written_leaves_the_one_before(tmp_path):
 
 def test_peak_memory_is_that_of_a_process_that_holds_jax():
     assert 0.05 < peak_memory_gb() < 100
+
+
+def test_evaluations_that_were_spoilt_are_left_out_and_those_made_again_stand_in_their_place(tmp_path):
+    spoilt = [{"step": 0}, {"split": "validation", "accuracy": 0.5}, {"step": 2, "split": "validation", "accuracy": None}]
+    test = {"step": 4, "split": "test", "accuracy": 0.9}
+    later, again = ({"step": step, "split": "validation", "accuracy": 0.25} for step in (4, 0))
+    (tmp_path / "evals.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in (*spoilt, test, later, again)))
+    assert validations(tmp_path) == [again, later]

@@ -21,6 +21,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
     grpo.kl_runaway,
     grpo.blind,
     grpo.truncated,
+    grpo.too_hard,
     grpo.no_signal,
     grpo.discarded,
     grpo.never_positive,
@@ -41,18 +42,20 @@ SYMPTOMS: tuple[Symptom, ...] = (
 )
 # What a finding explains: its consequences are no illnesses of their own, and their remedies would not help.
 IDLE = {"not learning", "slow convergence", "format learnt but not arithmetic", "updates that do not survive"}
-RUIN = IDLE | {"no signal", "answers truncated", "entropy collapse", "rewards never positive", "oscillating", "overfitting"}
+SILENT = {"no signal", "task too hard"}
+RUIN = IDLE | SILENT | {"answers truncated", "entropy collapse", "rewards never positive", "oscillating", "overfitting"}
 EXPLAINS = {
     "diverging": RUIN,
     "policy collapse": RUIN,
     "reward against accuracy": IDLE | {"policy collapse", "oscillating", "overfitting", "KL runaway"},
-    "completions are noise": IDLE | {"no signal", "answers truncated", "rewards never positive"},
-    "answers truncated": IDLE | {"no signal", "rewards never positive", "entropy collapse"},
+    "completions are noise": IDLE | SILENT | {"answers truncated", "rewards never positive"},
+    "answers truncated": IDLE | SILENT | {"rewards never positive", "entropy collapse"},
     "KL runaway": IDLE,
+    "task too hard": IDLE | {"most groups thrown away"},
     "no signal": IDLE | {"most groups thrown away"},
     "most groups thrown away": IDLE,
     "rewards never positive": IDLE,
-    "entropy collapse": IDLE,
+    "entropy collapse": IDLE | {"task too hard"},
     "sampler/trainer mismatch": IDLE,
     "warm-up as long as the run": IDLE,
     "rate spent early": IDLE,
@@ -68,6 +71,7 @@ EXPLAINS = {
 EARLY: tuple[Symptom, ...] = (
     grpo.blind,
     grpo.truncated,
+    grpo.too_hard,
     grpo.no_signal,
     grpo.never_positive,
     grpo.entropy_collapse,
@@ -127,7 +131,8 @@ def examine(run: RunRecords) -> Report:
 
 def vitals(run: RunRecords) -> dict[str, str]:
     """The numbers by which a run is judged, whatever is found."""
-    shown = {"steps": f"{run.steps}, status {run.summary.get('status', 'unknown')}"}
+    early = ", stopped early" if run.stopped_early else ""
+    shown = {"steps": f"{run.steps}, status {run.summary.get('status', 'unknown')}{early}"}
     if run.error:
         shown["ended by"] = run.error
     shown["learning rate"] = f"{run.setting('optimizer.learning_rate')}"

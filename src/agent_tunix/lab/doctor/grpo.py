@@ -7,6 +7,7 @@ import statistics
 from typing import Any
 
 from agent_tunix.algorithm.objectives import OBJECTIVES, token_ratio
+from agent_tunix.config.commands import value_text
 from agent_tunix.environments.arithmetic import how_many
 from agent_tunix.lab.doctor.finding import Finding, Severity, unless
 from agent_tunix.lab.doctor.records import RunRecords, difference, late, trend
@@ -23,6 +24,10 @@ from agent_tunix.lab.doctor.signs import (
 )
 
 NO_SIGNAL = 0.9  # share of groups without variance; a run that is learning has less than half of them until it is done
+MANY_IDLE = 0.7  # share of groups without variance that is worth a word where hardly any completion is right
+HARDLY_RIGHT = 0.1  # accuracy below which they are so because their completions are all wrong
+NEVER_RIGHT = 0.02  # accuracy up to which it must first be shown how
+MANY_GENERATIONS = 16  # completions of a prompt beyond which more cost a lot, and a start that is shown how costs less
 CUT = 0.5  # share of completions cut at the limit: more are cut than are judged
 SOME_CUT = 0.2  # share worth a word
 NEARLY_ALL_CUT = 0.9  # share at which twice the room would hardly do
@@ -41,10 +46,50 @@ ANSWERS = ("answer_correct", "number_in_answer")  # our reward functions that lo
 DEFAULT_BETA = 0.08
 
 
+def too_hard(run: RunRecords) -> Finding | None:
+    """Most groups have no spread because their completions are all wrong; not because nothing is paid or drawn."""
+    idle, right = run.values("groups/zero_variance"), success(run)
+    if not idle or statistics.median(idle) < MANY_IDLE or right is None or right >= HARDLY_RIGHT:
+        return None
+    if not any(weights(run).values()) or _nearly_greedy(run):
+        return None
+    first, *later = _for_the_hard(run, right)
+    evidence = (
+        f"{statistics.fmean(idle):.0%} of the groups over {len(idle)} batches had no variance in their rewards, as hardly "
+        f"any completion is right: held-out accuracy {right:.1%}"
+    )
+    if "training.method" in first:
+        evidence += "; what a supervised run has learnt is gone on from by training.init_from"
+    elif later:
+        others = [", ".join(f"{key}={value_text(value)}" for key, value in changes.items()) for changes in later]
+        evidence += f"; what else helps, in this order: {'; '.join(others)}"
+    return Finding("task too hard", unless(learnt(run)), evidence, rerun(run, first))
+
+
+def _for_the_hard(run: RunRecords, right: float) -> list[dict[str, Any]]:
+    """What may be changed where hardly any completion is right, what helps most and costs least first.
+
+    Where next to none is, there are no problems to choose, and the order is the other way round.
+    """
+    generations, chosen = int(run.number("grpo.num_generations", 4)), run.setting("data.solve_rate") is not None
+    # Worked answers are not chosen by how often problems are solved.
+    shown = {"training.method": "supervised", **({"data.solve_rate": None} if chosen else {})}
+    found: list[dict[str, Any]] = []
+    if not chosen:
+        found.append({"data.solve_rate": [0.05, 0.95]})
+    if not run.number("grpo.resample_rounds", 0):
+        found.append({"grpo.resample_rounds": 2})
+    if generations < MANY_GENERATIONS or not _has_worked_answers(run):
+        found.append({"grpo.num_generations": 2 * generations})
+    if _has_worked_answers(run):
+        found.append(shown)
+    return found[::-1] if right <= NEVER_RIGHT else found
+
+
 def no_signal(run: RunRecords) -> Finding | None:
     """Groups whose completions all got the same reward have no advantage and teach nothing."""
     idle = run.values("groups/zero_variance")
-    if not idle or statistics.median(idle) < NO_SIGNAL:
+    if not idle or statistics.median(idle) < NO_SIGNAL or too_hard(run):
         return None
     rewards = run.values("reward/mean")
     evidence = (
@@ -61,15 +106,20 @@ def _some_signal(run: RunRecords) -> str:
     """The command that lets completions of one prompt differ in reward."""
     if not any(weights(run).values()):
         return rerun(run, {}, without=["reward.weights"])
-    if run.number("generation.temperature", 1.0) < 0.5 or _few_tokens(run):
+    if _nearly_greedy(run):
         return rerun(run, {"generation.temperature": 1.0, "generation.top_k": None, "generation.top_p": 1.0})
-    if (success(run) or 0.0) > 0.02 or not _has_worked_answers(run):
+    if (success(run) or 0.0) > NEVER_RIGHT or not _has_worked_answers(run):
         return rerun(run, {"grpo.num_generations": int(2 * run.number("grpo.num_generations", 4))})
     return rerun(run, {"training.method": "supervised"})  # never right: it must first be shown how
 
 
 def _has_worked_answers(run: RunRecords) -> bool:
     return run.setting("data.source") == "arithmetic" or run.setting("data.answer_pattern") is not None
+
+
+def _nearly_greedy(run: RunRecords) -> bool:
+    """Whether completions of a prompt are alike because of how they are drawn."""
+    return run.number("generation.temperature", 1.0) < 0.5 or _few_tokens(run)
 
 
 def _few_tokens(run: RunRecords) -> bool:

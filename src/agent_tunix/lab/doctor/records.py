@@ -76,6 +76,16 @@ class RunRecords:
             if r.get("split", "validation") == "validation" and all(finite(r.get(k)) for k in ("step", "n", key))
         ]
 
+    def on_sets(self) -> dict[str, list[Accuracy]]:
+        """Evaluations in training on each further test set, in order."""
+        found: dict[str, list[Accuracy]] = {}
+        for r in self.evals:
+            name = r.get("set")
+            if isinstance(name, str) and "num_passes" not in r and all(finite(r.get(k)) for k in ("step", "n", "accuracy")):
+                share = min(1.0, max(0.0, float(r["accuracy"])))
+                found.setdefault(name, []).append(Accuracy(int(r["step"]), share, max(1, int(r["n"]))))
+        return {name: sorted(seen, key=lambda one: one.step) for name, seen in found.items()}
+
     @property
     def supervised(self) -> bool:
         return self.setting("training.method") == "supervised"
@@ -108,6 +118,12 @@ class RunRecords:
         """What ended a run that failed, in one line; runs of older versions did not write it down."""
         fault = self.summary.get("fault")
         return " ".join(fault.split()) if self.status == "failed" and isinstance(fault, str) else None
+
+    @property
+    def stopped_early(self) -> dict[str, Any] | None:
+        """Where a run has stopped before its planned end, as it was not getting better."""
+        stopped = self.summary.get("stopped_early")
+        return stopped if isinstance(stopped, dict) and self.status == "completed" else None
 
     @property
     def rolled_back(self) -> bool:

@@ -38,6 +38,7 @@ from agent_tunix.training.loop import training
 from agent_tunix.training.progress import Bars, say
 from agent_tunix.training.run_folder import read_records, replace_text
 from agent_tunix.training.setup import Loaded, Setup, prepare
+from agent_tunix.training.solve_rates import on_solvable
 from agent_tunix.types import Record
 
 RATE = "optimizer.learning_rate"
@@ -52,6 +53,7 @@ def run(cfg: LrFindConfig, path: Path, console: Console, overrides: Sequence[str
     loading.start_device(partial(say, console))
     with Interruption() as interruption, Bars(console) as bars:
         whole = prepare(_training_config(cfg), Loaded(), bars.notice, overrides, advisor=LabAdvisor())
+        whole = on_solvable(whole, bars.notice)
         r = ramped(cfg, whole)
         _ = whole.model.weights  # read now, so that a fault in them is found before anything is written
         _begin(path)
@@ -111,8 +113,9 @@ def ramped(cfg: LrFindConfig, whole: Setup) -> Setup:
     tree["scheduler"] = {"scheduler_name": "constant", "warmup_steps": 0, "total_steps": None}
     tree["training"] |= {"num_batches": math.ceil(section.num_steps / iterations), "num_epochs": 1}
     tree["training"] |= {"eval_every_n_steps": None, "save_interval_steps": None, "on_divergence": "stop"}
+    tree["training"] |= {"early_stopping": None, "keep_best": None}
     tree["grpo"]["beta"] = max(whole.cfg.grpo.beta, LEAST_BETA)
-    tree["evaluation"]["sampled"] = False
+    tree["evaluation"] |= {"sampled": False, "sets": {}}
     ramp_cfg = validate(tree, Config)
     plan = make_plan(ramp_cfg, len(whole.task.train))
     if plan.total_steps < section.num_steps:
@@ -124,7 +127,8 @@ def ramped(cfg: LrFindConfig, whole: Setup) -> Setup:
         )
     plan = dataclasses.replace(plan, schedule=rising(low, high, plan.total_steps))
     stream = Stream(whole.task.train, ramp_cfg.training.prompts_per_step, plan.batches_per_epoch, ramp_cfg.seed)
-    return dataclasses.replace(whole, cfg=ramp_cfg, plan=plan, stream=stream)
+    task = dataclasses.replace(whole.task, sets={})
+    return dataclasses.replace(whole, cfg=ramp_cfg, task=task, plan=plan, stream=stream)
 
 
 def _training_config(cfg: LrFindConfig) -> Config:

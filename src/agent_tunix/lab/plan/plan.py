@@ -36,7 +36,8 @@ from agent_tunix.models.checkpoints.hub import is_remote
 from agent_tunix.models.checkpoints.loading import open_tensors, parameters
 from agent_tunix.models.families.table import family_of
 from agent_tunix.models.tokenizer import load_tokenizer
-from agent_tunix.training import loading
+from agent_tunix.training import loading, solve_rates
+from agent_tunix.training.best import step_of
 from agent_tunix.training.data import load_splits, load_task, refuse_unknown_tokens, with_demonstrations
 from agent_tunix.training.horizon import Plan, coefficients, make_plan, too_few
 from agent_tunix.training.progress import say
@@ -50,9 +51,9 @@ POINTS = 1200  # of the learning rate's curve, at most
 def run(cfg: Config, output: Path, console: Console, origin: Origin = OWN) -> Record:
     """Shows the plan and saves the learning rate's picture; returns what was shown."""
     if (begun := cfg.training.init_from) is not None:
-        loading.saved_config(begun, "training.init_from")
+        earlier = loading.saved_config(begun, "training.init_from")
         with contextlib.closing(Checkpoints(Path(begun) / "checkpoints")) as checkpoints:
-            checkpoints.chosen(cfg.training.init_step)
+            checkpoints.chosen(step_of(begun, earlier, cfg.training.init_step, "training.init_step=best"))
     functions = rewards.foreseen(cfg.reward.functions, origin, cfg.data.scorer)
     for line in (*functions, *world.foreseen(cfg.environment, origin)):
         say(console, line)
@@ -116,11 +117,17 @@ def _examples(cfg: Config, console: Console) -> tuple[int | None, int, list[str]
         why = str(fault).splitlines()[0]
         return None, longest, [f"the data is out of reach, so training.num_batches is assumed to be right ({why})"]
     if found is None or tokenizer is None or task is None:
-        return len(rows), longest, ["the tokenizer is not here: prompts that are too long are counted too"]
-    refuse_unknown_tokens([example.prompt_ids for example in (*task.train, *task.validation)], found[1])
+        unknown = ", and those that data.solve_rate leaves out" if cfg.data.solve_rate else ""
+        return len(rows), longest, [f"the tokenizer is not here: prompts that are too long are counted too{unknown}"]
+    refuse_unknown_tokens([example.prompt_ids for example in task.all()], found[1])
     if cfg.training.method == "supervised":
         rows = with_demonstrations(task.train, tokenizer, found[1], cfg.generation.max_generation_steps, notice)
-    return len(rows), task.prompt_width, []
+    if cfg.data.solve_rate is None:
+        return len(rows), task.prompt_width, []
+    if (solved := solve_rates.known(cfg, task, tokenizer)) is not None:
+        return len(solve_rates.kept_of(cfg, task.train, solved)), task.prompt_width, []
+    unknown = "how many problems data.solve_rate keeps is known only when the run starts; all are counted here"
+    return len(rows), task.prompt_width, [unknown]
 
 
 def shapes(cfg: Config, width: int) -> memory.Shapes:

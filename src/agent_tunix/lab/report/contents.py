@@ -34,7 +34,7 @@ from agent_tunix.lab.report.finder import finder_sections, finder_verdict, ramps
 from agent_tunix.lab.report.plain import bounded, plain
 from agent_tunix.lab.report.samples import columns
 from agent_tunix.lab.report.settings import settings
-from agent_tunix.lab.report.verdict import Verdict, percent, run_verdict, sweep_verdict
+from agent_tunix.lab.report.verdict import Verdict, percent, run_verdict, sweep_verdict, with_interval
 from agent_tunix.lab.sweep.sweep_folder import job_folders
 from agent_tunix.training.run_folder import finite, read_object, read_text
 from agent_tunix.types import Record
@@ -74,6 +74,7 @@ def _run(folder: Path) -> Record:
     return {
         "verdict": suggestion or run_verdict(run, report),
         "tiles": _tiles(run, ramp=suggestion is not None),
+        "sets": _on_sets(run),
         **judged,
         "next": _commands(run.summary.get("advice")),
         "sections": [*finder_sections(folder), section],
@@ -205,6 +206,15 @@ def _tiles(run: RunRecords, ramp: bool) -> list[Tile]:
         rate, schedule = f"{rates[0]:.2g} → {rates[-1]:.2g}" if rates else "-", "a ramp"
     tiles.append(("learning rate", rate, f"{_shown(run.setting('optimizer.optimizer_name'))}, {schedule}"))
     return [*tiles, *_about(run)]
+
+
+def _on_sets(run: RunRecords) -> list[list[str]]:
+    """Of each further test set its name, the first and the last accuracy with its interval, and the number of problems."""
+    rows = []
+    for name, seen in run.on_sets().items():
+        ends = [f"{percent(seen[0].share)} (update {seen[0].step})", f"{with_interval(seen[-1])} (update {seen[-1].step})"]
+        rows.append([name, *ends, str(seen[-1].n)])
+    return rows
 
 
 def _about(run: RunRecords) -> list[Tile]:

@@ -82,6 +82,13 @@ function findingsPart({ findings, judged_by: judgedBy, vitals }) {
       ...Object.entries(vitals).map(([name, value]) => make("tr", {}, make("th", {}, name), make("td", {}, value))))) : null);
 }
 
+function setsPart(sets) {
+  const head = ["set", "first accuracy", "last accuracy", "problems"].map((name) => make("th", { scope: "col" }, name));
+  const row = ([name, ...cells]) => make("tr", {}, make("th", { scope: "row" }, name), ...cells.map((cell) => make("td", {}, firm(cell))));
+  return make("section", { class: "sets" }, make("h2", {}, "Further test sets"),
+    wide("further test sets", make("table", { class: "plain" }, make("tr", {}, ...head), ...sets.map(row))));
+}
+
 function nextPart({ next, best_yaml: bestYaml }) {
   return make("section", { class: "next" }, make("h2", {}, "What to run next"), ...next.map(command),
     bestYaml ? make("div", {}, make("h3", {}, "best.yaml"), make("pre", { class: "yaml" }, bestYaml)) : null);
@@ -225,10 +232,11 @@ const news = make("p", { class: "news", role: "status" });
 
 function show(data) {
   shownData = data;
-  const { kind, name, verdict, tiles, findings, judged_by, vitals, next, best_yaml, sections, settings } = data;
+  const { kind, name, verdict, tiles, sets, findings, judged_by, vitals, next, best_yaml, sections, settings } = data;
   patch(document.getElementById("page"), [
     { key: "verdict", data: { kind, name, verdict }, build: verdictPart },
     { key: "tiles", data: tiles, build: tilesPart },
+    ...(sets?.length ? [{ key: "sets", data: sets, build: setsPart }] : []),
     ...(findings ? [{ key: "findings", data: { findings, judged_by, vitals }, build: findingsPart }] : []),
     ...(next?.length || best_yaml ? [{ key: "next", data: { next, best_yaml }, build: nextPart }] : []),
     ...sections.flatMap(sectionParts),

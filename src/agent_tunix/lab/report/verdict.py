@@ -54,8 +54,15 @@ def run_verdict(run: RunRecords, report: Report) -> Verdict:
     mood = MOODS.get(report.verdict, "unsure")
     if status in CUT_SHORT and not ills:
         lead, mood = f"{status.capitalize()}, {lead[0].lower()}{lead[1:]} so far", CUT_SHORT[status]
-    ending = f"It ended in an error: {run.error}" if run.error else ENDINGS.get(status)
+    ending = f"It ended in an error: {run.error}" if run.error else ENDINGS.get(status) or _stopped(run)
     return Verdict(mood, lead, " ".join(filter(None, [f"{_progress(run)}.", ending])))
+
+
+def _stopped(run: RunRecords) -> str | None:
+    if (stopped := run.stopped_early) is None:
+        return None
+    metric = str(stopped.get("metric")).replace("_", " ")
+    return f"It stopped early, as {metric} had not been better since update {stopped.get('best_step')}."
 
 
 def _progress(run: RunRecords) -> str:

@@ -42,9 +42,9 @@ from agent_tunix.training.data import Notice
 from agent_tunix.training.guard import Interruption
 from agent_tunix.training.loop import Outcome, training
 from agent_tunix.training.progress import Bars, say
-from agent_tunix.training.run_folder import claimed
+from agent_tunix.training.run_folder import claimed, validations
 from agent_tunix.training.setup import Loaded, Setup, compile_ahead, prepare
-from agent_tunix.training.summary import validations
+from agent_tunix.training.solve_rates import on_solvable
 from agent_tunix.types import Record
 
 INPUTS = [key for key, field in keys(Config).items() if (field.json_schema_extra or {}).get("input")]
@@ -209,7 +209,7 @@ def _prepared(job: Job, loaded: Loaded, bars: Bars) -> Setup:
     """Silently where a job goes on, as it gave its notices before, or is one of a search, which tries unusual values."""
     silent = job.stop_after is not None or (job.folder / "config.yaml").exists()
     notice = (lambda text: None) if silent else bars.labelled(job.label)
-    return prepare(job.cfg, loaded, notice, job.overrides, advisor=LabAdvisor())
+    return on_solvable(prepare(job.cfg, loaded, notice, job.overrides, advisor=LabAdvisor()), notice, job.folder)
 
 
 def _outcomes(loops: Sequence[Callable[[Answer], Outcome]], size: int) -> list[Outcome | DivergenceError]:

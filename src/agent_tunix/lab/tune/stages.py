@@ -87,7 +87,7 @@ def brackets(cfg: TuneConfig, updates: int) -> list[Bracket]:
 def training_config(cfg: TuneConfig) -> Config:
     """The user's run, evaluated at rungs only; the guard must not lower its rate, which is what is being judged."""
     tree = {name: value for name, value in cfg.model_dump(mode="json").items() if name != "tune"}
-    tree["training"]["eval_every_n_steps"] = None
+    tree["training"] |= {"eval_every_n_steps": None, "early_stopping": None}
     if cfg.training.on_divergence == "rollback":
         tree["training"]["on_divergence"] = "stop"
     return validate(tree, Config)

@@ -32,6 +32,7 @@ from agent_tunix.training.horizon import Plan, make_plan
 from agent_tunix.training.progress import counted, say
 from agent_tunix.training.run_folder import claimed, finite, read_object, replace_text
 from agent_tunix.training.setup import Loaded, prepare
+from agent_tunix.training.solve_rates import on_solvable
 from agent_tunix.types import Record
 
 MARGIN = 0.9  # of a budget in time: what was measured is not quite what will be
@@ -109,7 +110,8 @@ def begin(
 ) -> tuple[Session, Plan]:
     """Loads what all candidates share; whatever the user must mend is found here, before anything is written."""
     loaded, whole = Loaded(), training_config(cfg)
-    plan = prepare(candidate(whole, start(cfg)), loaded, partial(say, console), advisor=LabAdvisor()).plan
+    notice = partial(say, console)
+    plan = on_solvable(prepare(candidate(whole, start(cfg)), loaded, notice, advisor=LabAdvisor()), notice).plan
     refuse_impossible(cfg, whole, plan, "in whole runs")
     candidate(whole, {"seed": cfg.seed + cfg.tune.seeds - 1})  # the last that a finalist is trained with
     record: Record = {

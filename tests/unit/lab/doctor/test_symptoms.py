@@ -26,6 +26,7 @@ ILL = {
     "oscillating": {"accuracies": (0.4, 0.9, 0.4, 0.9, 0.6), **FLAT_REWARD},
     "gain lost again": {"accuracies": (0.4, 0.8, 0.5)},
     "slow convergence": {"accuracies": (0.4, 0.5, 0.6), "kl": 2e-3},
+    "task too hard": {"accuracies": (0.04, 0.043), "groups__zero_variance": 0.75, **FLAT_REWARD},
     "no signal": {"accuracies": (0.4, 0.4), "groups__zero_variance": 1.0, **FLAT_REWARD},
     "rewards never positive": {"accuracies": (0.4, 0.4), "reward__mean": -1.0},
     "most groups thrown away": {"accuracies": (0.4, 0.4), "groups__discarded": 200, **FLAT_REWARD},
@@ -284,7 +285,7 @@ def test_early_warnings_wait_for_a_few_steps_and_leave_a_healthy_run_alone(confi
     assert early_warnings(run_of(config)) == []
     dull = {"accuracies": (0.0,), "groups__zero_variance": 1.0, "reward__mean": 0.0}
     assert early_warnings(run_of(config, steps=3, **dull)) == []
-    assert [finding.illness for finding in early_warnings(run_of(config, steps=6, **dull))][:1] == ["no signal"]
+    assert [finding.illness for finding in early_warnings(run_of(config, steps=6, **dull))][:1] == ["task too hard"]
     cut = run_of(config, steps=6, accuracies=(0.0,), completion__truncated=1.0, reward__mean=0.0)
     assert [finding.illness for finding in early_warnings(cut)] == ["answers truncated"]
 

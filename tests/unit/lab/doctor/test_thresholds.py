@@ -24,10 +24,13 @@ def rising(key: str, by: float) -> dict:
     return {key: lambda step: 0.5 + by * step / STEPS + 0.002 * (-1) ** step}
 
 
+FLAT = {"accuracies": (0.04, 0.043), "groups__zero_variance": 0.75}  # as real runs were
 COLD = {"entropy": lambda step: 0.5 * 0.7**step}
 NEAR = [  # the illness, what is just short of it and what is just beyond
     (optimizer.long_warmup, peak_at(15), peak_at(18)),
     (optimizer.collapsed, rising("reward__mean", -0.15), rising("reward__mean", -0.25)),
+    (grpo.too_hard, {**FLAT, "groups__zero_variance": 0.65}, {**FLAT, "groups__zero_variance": 0.75}),
+    (grpo.too_hard, {**FLAT, "accuracies": (0.1, 0.1)}, {**FLAT, "accuracies": (0.09, 0.09)}),
     (grpo.entropy_collapse, {**COLD, "groups__zero_variance": 0.65}, {**COLD, "groups__zero_variance": 0.75}),
     (grpo.overfitting, rising("reward__answer", 0.28), rising("reward__answer", 0.4)),
 ]
@@ -118,3 +121,52 @@ def test_what_is_paid_for_falling_has_raised_the_reward_by_falling(config):
     finding = grpo.wrong_reward(run_of(against, accuracies=(0.6, 0.2), **rising("reward__format_exact", -0.4)))
     assert "what rose is format_exact" in finding.evidence
     assert "reward.weights.format_exact=0.0" in finding.remedy
+
+
+def hard(config: dict, **values) -> RunRecords:
+    return run_of(changed(config, **values), groups__zero_variance=0.75, accuracies=(0.04, 0.043), **FLAT_REWARD)
+
+
+def test_what_helps_a_task_that_is_too_hard_comes_in_its_order(config):
+    """What a run has already is not told to it again."""
+    first = grpo.too_hard(hard(config, grpo__num_generations=8))
+    assert first.evidence.startswith("75% of the groups over 24 batches had no variance in their rewards, as hardly any")
+    assert "held-out accuracy 4.3%" in first.evidence
+    assert first.evidence.endswith(
+        "in this order: grpo.resample_rounds=2; grpo.num_generations=16; training.method=supervised"
+    )
+    chosen = {"grpo__num_generations": 8, "data__solve_rate": [0.05, 0.95]}
+    drawn = chosen | {"grpo__resample_rounds": 2}
+    remedies_ = [
+        first,
+        *(grpo.too_hard(hard(config, **own)) for own in (chosen, drawn, drawn | {"grpo__num_generations": 16})),
+    ]
+    ends = ["'data.solve_rate=[0.05,0.95]'", "grpo.resample_rounds=2", "grpo.num_generations=16"]
+    ends.append("training.method=supervised data.solve_rate=null")
+    assert [one.remedy.endswith(end) for one, end in zip(remedies_, ends, strict=True)] == [True] * 4
+    unworked = changed(config, data__source="table", grpo__num_generations=16, data__solve_rate=[0.1, 0.9])
+    unworked = run_of(changed(unworked, grpo__resample_rounds=1), **FLAT)
+    assert grpo.too_hard(unworked).remedy.endswith("grpo.num_generations=32"), "there is nothing to show it how"
+    never = grpo.too_hard(run_of(config, **FLAT | {"accuracies": (0.0, 0.0)}))
+    assert never.remedy.endswith("training.method=supervised"), "there are no problems to choose"
+    assert never.evidence.endswith("what a supervised run has learnt is gone on from by training.init_from")
+
+
+def test_groups_without_a_spread_are_told_apart_by_why_they_have_none(config):
+    """All solved, drawn alike, paid nothing or never measured: none of these is a task that is too hard."""
+    alike = {"groups__zero_variance": 1.0, **FLAT_REWARD}
+    unpaid = json.loads(json.dumps(config))
+    unpaid["reward"]["weights"] = dict.fromkeys(config["reward"]["weights"], 0.0)
+    cases = [
+        (config, (0.9, 0.95)),
+        (config, ()),
+        (changed(config, generation__temperature=0.1), (0.0, 0.0)),
+        (unpaid, (0.0, 0.0)),
+    ]
+    for own, accuracies in cases:
+        found = [finding.illness for finding in diagnose(run_of(own, accuracies=accuracies, **alike))]
+        assert "task too hard" not in found
+        assert "no signal" in found
+    found = [finding.illness for finding in diagnose(run_of(config, accuracies=(0.0, 0.0), **alike))]
+    assert "task too hard" in found
+    assert "no signal" not in found

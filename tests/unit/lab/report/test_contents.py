@@ -54,6 +54,23 @@ def test_a_run(write_run, tmp_path):
     assert [column["step"] for column in page["sections"][0]["samples"][0]["columns"]] == [1, 7, 13, 18, 24]
 
 
+def test_further_test_sets_have_a_table_and_no_curve(write_run, tmp_path):
+    folder = write_run(tmp_path / "run")
+    before = contents(folder)
+    assert before["sets"] == []
+    on = [
+        {"step": step, "split": "test", "set": "hard", "n": 50, "accuracy": share} for step, share in ((0, 0.1), (24, 0.3))
+    ]
+    by_hand = {"step": 24, "split": "test", "set": "hard", "n": 9, "accuracy": 1.0, "num_passes": 1}
+    with open(folder / "evals.jsonl", "a") as file:
+        file.write("".join(json.dumps(record) + "\n" for record in (*on, by_hand)))
+    after = contents(folder)
+    assert after.pop("sets") == [
+        ["hard", "10.0 % (update 0)", "30.0 % (95 % interval 19.1 to 43.8 %) (update 24)", "50"],
+    ]
+    assert after == {key: value for key, value in before.items() if key != "sets"}
+
+
 def test_what_is_not_finite_is_a_cross_and_no_point(write_run, tmp_path):
     folder = write_run(tmp_path / "run", steps=3, status="diverged")
     with open(folder / "metrics.jsonl", "a") as file:
