@@ -18,6 +18,7 @@ from agent_tunix.environments.rewards import Scorer
 from agent_tunix.training import loading, loop
 from agent_tunix.training.horizon import hyperparameters
 from agent_tunix.training.metrics import Clock
+from agent_tunix.training.play import Answers
 from agent_tunix.training.rollouts import TrainingBatch, make_batch, sample_groups
 from agent_tunix.training.setup import Loaded, Setup, compile_ahead, prepare
 from agent_tunix.types import Rollouts
@@ -122,7 +123,7 @@ def test_evaluations_and_step_call_what_was_announced_and_nothing_else(seeds, ov
 def test_runs_that_begin_with_one_policy_ask_for_its_answers_once(monkeypatch):
     """All jobs of a sweep over rates do. Another seed or another way of asking begins otherwise, and an update ends it."""
     asked, loaded = [], Loaded()
-    monkeypatch.setattr(loop, "answers_of", lambda *given: asked.append(given) or [["answer"]])
+    monkeypatch.setattr(loop, "answers_to", lambda *given: asked.append(given) or Answers([["answer"]]))
 
     def answers(*overrides: str, step: int = 0, way: int = 0):
         run = prepared(*overrides, loaded=loaded)
