@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,6 +16,8 @@ from agent_tunix.environments.rewards import Scored
 from agent_tunix.environments.stream import Example
 from agent_tunix.training.play import CUT, FAILED, Episode
 from agent_tunix.types import Record
+
+REPEATED = 3  # equal calls that make an episode one that repeats itself
 
 
 class Clock:
@@ -65,13 +69,26 @@ def episode_record(episodes: Sequence[Episode]) -> Record:
     """The metrics of episodes in an environment; none of answers."""
     if not episodes:
         return {}
-    return {
+    record = {
         "episode/turns": float(np.mean([episode.turns for episode in episodes])),
-        "episode/calls": float(np.mean([len(episode.calls) for episode in episodes])),
-        "episode/calling": float(np.mean([bool(episode.calls) for episode in episodes])),
         "episode/cut": float(np.mean([episode.ending == CUT for episode in episodes])),
         "episode/failed": float(np.mean([episode.ending == FAILED for episode in episodes])),
     }
+    if not any(episode.environment.tools for episode in episodes):
+        return record
+    calls = [episode.calls for episode in episodes]
+    made = [call["function"] for of_one in calls for call in of_one]
+    return record | {
+        "episode/calls": float(np.mean([len(of_one) for of_one in calls])),
+        "episode/calling": float(np.mean([bool(of_one) for of_one in calls])),
+        "episode/repeating": float(np.mean([_most_alike(of_one) >= REPEATED for of_one in calls])),
+        "calls/malformed": sum("error" in call for call in made) / max(1, len(made)),
+    }
+
+
+def _most_alike(calls: Sequence[Mapping[str, Any]]) -> int:
+    """How often the call was made that an episode makes most often, with the same arguments."""
+    return max(Counter(repr(call["function"]) for call in calls).values(), default=0)
 
 
 def cost_record(lengths_B: np.ndarray, clock: Clock) -> Record:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 
-from agent_tunix.lab.doctor import grpo, optimizer
+from agent_tunix.lab.doctor import agents, grpo, optimizer
 from agent_tunix.lab.doctor.finding import Finding, Severity
 from agent_tunix.lab.doctor.records import RunRecords, difference, late
 from agent_tunix.lab.doctor.signs import ACCURACIES, SHORT, learnt, near_ceiling, reward_or_loss
@@ -16,10 +16,16 @@ Symptom = Callable[[RunRecords], Finding | None]
 SYMPTOMS: tuple[Symptom, ...] = (
     optimizer.diverging,
     optimizer.dropped,
+    agents.failing,
     grpo.wrong_reward,
+    agents.paid_for_calling,
     optimizer.collapsed,
     grpo.kl_runaway,
     grpo.blind,
+    agents.malformed,
+    agents.never_calling,
+    agents.repeating,
+    agents.cut_short,
     grpo.truncated,
     grpo.too_hard,
     grpo.no_signal,
@@ -51,6 +57,12 @@ EXPLAINS = {
     "completions are noise": IDLE | SILENT | {"answers truncated", "rewards never positive"},
     "answers truncated": IDLE | SILENT | {"rewards never positive", "entropy collapse"},
     "KL runaway": IDLE,
+    "environment fails": IDLE | SILENT | {"rewards never positive"},
+    "tool never called": IDLE | SILENT | {"rewards never positive"},
+    "calls that cannot be read": IDLE | SILENT | {"rewards never positive", "the same call again", "episodes cut"},
+    "the same call again": IDLE | SILENT | {"rewards never positive", "episodes cut", "answers truncated"},
+    "episodes cut": IDLE | SILENT | {"rewards never positive", "answers truncated"},
+    "paid for calling": IDLE | {"overfitting"},
     "task too hard": IDLE | {"most groups thrown away"},
     "no signal": IDLE | {"most groups thrown away"},
     "most groups thrown away": IDLE,
@@ -69,7 +81,11 @@ EXPLAINS = {
 }
 # What can be seen while a run is young, without waiting for its end.
 EARLY: tuple[Symptom, ...] = (
+    agents.failing,
     grpo.blind,
+    agents.malformed,
+    agents.never_calling,
+    agents.cut_short,
     grpo.truncated,
     grpo.too_hard,
     grpo.no_signal,

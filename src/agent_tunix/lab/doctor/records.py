@@ -23,7 +23,14 @@ Point = tuple[int, float]  # a step and what was measured there
 Z95 = 1.96  # standard errors on each side of a 95 % interval
 TOLD_APART = 2.0  # standard errors at which one accuracy is told from another
 FINISHED = ("completed", "diverged")  # statuses of a run that cannot go on
-PER_BATCH = ("reward/", "groups/", "completion/", "mismatch/")  # repeated in the record of each update from a batch
+PER_BATCH = (
+    "reward/",
+    "groups/",
+    "completion/",
+    "mismatch/",
+    "episode/",
+    "calls/",
+)  # repeated in the record of each update from a batch
 
 
 @dataclasses.dataclass(frozen=True)

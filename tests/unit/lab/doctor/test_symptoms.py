@@ -50,6 +50,23 @@ ILL = {
     "rate spent early": {"accuracies": (0.4, 0.4), "lr": lambda step: 1e-5 if step < 4 else 1e-8, **FLAT_REWARD},
     "updates that do not survive": {"accuracies": (0.4, 0.4), "update_survival": 0.01, **FLAT_REWARD},
     "reward against accuracy": {"accuracies": (0.6, 0.2)},
+    "tool never called": {"accuracies": (0.4, 0.4), "episode__calling": 0.0, **FLAT_REWARD},
+    "calls that cannot be read": {
+        "accuracies": (0.4, 0.4),
+        "episode__calling": 0.8,
+        "calls__malformed": 0.6,
+        **FLAT_REWARD,
+    },
+    "the same call again": {"accuracies": (0.4, 0.4), "episode__repeating": 0.5, **FLAT_REWARD},
+    "episodes cut": {
+        "accuracies": (0.4, 0.4),
+        "episode__cut": 0.8,
+        "episode__turns": 7.5,
+        "completion__truncated": 0.8,
+        **FLAT_REWARD,
+    },
+    "environment fails": {"accuracies": (0.4, 0.4), "episode__failed": 0.5, **FLAT_REWARD},
+    "paid for calling": {"accuracies": (0.4, 0.4), "episode__calling": lambda step: step / 24},
     "overfitting": {"accuracies": (0.4, 0.42), "reward__answer": lambda step: 0.4 + 0.6 * step / 24},
 }
 
