@@ -1,8 +1,9 @@
-"""Does GRPO here learn as TRL's GRPOTrainer does? Four questions, each a table:
+"""Does GRPO here learn as TRL's GRPOTrainer does? Five questions, each a table:
 
     python benchmarks/as_trl_learns.py fed          TRL is given our completions and first adapters: are its updates ours?
     python benchmarks/as_trl_learns.py alone        TRL samples by itself: does it end where we end?
     python benchmarks/as_trl_learns.py adapters     does it matter who draws the first adapters?
+    python benchmarks/as_trl_learns.py draws        are these adapters of one distribution?
     python benchmarks/as_trl_learns.py presets      what each of our presets is called there
 
 Overrides of a run may follow; without any it is the demo, +experiment=quick_test. Weights may be any that
@@ -26,6 +27,7 @@ import jax
 import numpy as np
 from learners import Learnt, Round, accuracy, first_adapters, setup, train, trl_settings, write_base, write_peft
 
+from agent_tunix.models.checkpoints.peft import read_adapters
 from agent_tunix.models.lora import Adapters
 from agent_tunix.training import loading
 from agent_tunix.training.setup import Loaded, Setup
@@ -188,7 +190,7 @@ def adapters(study: Study) -> Iterator[str]:
         other = first_adapters(study.setup("grpo", f"seed={seed + OTHER_SEEDS}"))
         begun = study.drawn_by_peft(r, seed), study.peft(r, other)
         runs = [r, *(study.setup("grpo", f"seed={seed}", f"model.adapter={folder}") for folder in begun)]
-        numbers = [told_of(run, train(run)) for run in runs]
+        numbers = [told_of(run, train(run, study.given.stop)) for run in runs]
         for arm, found in zip(ARMS[1:], numbers[1:], strict=True):
             apart_by[arm].append([x - y for x, y in zip(found, numbers[0], strict=True)])
         reward, early, right = zip(*numbers, strict=True)
@@ -204,6 +206,28 @@ def adapters(study: Study) -> Iterator[str]:
 ARMS = ("ours", "PEFT's", "others of ours")
 
 
+def draws(study: Study) -> Iterator[str]:
+    """A of fresh adapters, ours and PEFT's, times the root of their inputs: both are to be uniform from -1 to 1.
+
+    The last column is how far their distributions may be apart by chance, once in a hundred times.
+    """
+    found: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = {}
+    for seed in study.seeds():
+        r = study.setup("grpo", f"seed={seed}")
+        ours, theirs = first_adapters(r), read_adapters(study.drawn_by_peft(r, seed), r.model.arch)
+        for module, a in ours.a.items():
+            for drawn, values in zip(found.setdefault(module, ([], [])), (a, theirs.a[module]), strict=True):
+                drawn.append(np.ravel(values) * np.sqrt(a.shape[1]))
+    yield row("module", "numbers", "deviation, ours", "PEFT's", "largest, ours", "PEFT's", "apart", "by chance, at most")
+    yield row(*8 * ["---"])
+    grid = np.linspace(-1, 1, 201)
+    for module, drawn in found.items():
+        x, y = (np.sort(np.concatenate(values)) for values in drawn)
+        apart = abs(np.searchsorted(x, grid) - np.searchsorted(y, grid)).max() / x.size  # Kolmogorov and Smirnov's
+        shown = [f"{number:.4f}" for number in (x.std(), y.std(), abs(x).max(), abs(y).max(), apart)]
+        yield row(f"`{module}`", x.size, *shown, f"{1.63 * np.sqrt(2 / x.size):.4f}")
+
+
 def presets(study: Study) -> Iterator[str]:
     """What TRL is told for each preset, where presets differ."""
     told: dict[str, Mapping[str, Any]] = {}
@@ -217,7 +241,7 @@ def presets(study: Study) -> Iterator[str]:
         yield row(f"`{objective}`", *(settings[name] for name in names))
 
 
-QUESTIONS = {"fed": fed, "alone": alone, "adapters": adapters, "presets": presets}
+QUESTIONS = {"fed": fed, "alone": alone, "adapters": adapters, "draws": draws, "presets": presets}
 
 
 def main() -> None:
@@ -227,6 +251,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--at-once", type=int, help="sequences in a micro-batch of TRL (default: all of a batch)")
+    parser.add_argument("--stop", type=int, help="adapters: batches of a run that are made (default: all)")
     parser.add_argument("--few", action="store_true", help="fed: leave out other forms of grpo")
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_intermixed_args()

@@ -65,11 +65,11 @@ def setup(overrides: Sequence[str], loaded: Loaded) -> Setup:
     return prepare(loading.described(validate(composed, Config)), loaded, lambda told: print(told, file=sys.stderr))
 
 
-def train(r: Setup) -> Learnt:
-    """Our training, as in `training/loop.py`, without a folder; completions are kept."""
+def train(r: Setup, batches: int | None = None) -> Learnt:
+    """Our training, as in `training/loop.py`, without a folder, of all batches or the first ones; completions are kept."""
     state = loading.new_state(r.cfg, r.model)
     rounds, updates = [], []
-    for position in range(r.plan.total_batches):
+    for position in range(r.plan.total_batches if batches is None else batches):
         policy = r.engine.policy(state.trainable)
         sampled = sample_groups(r, policy, position, Clock())
         made = make_batch(r, policy, position, sampled)
