@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -24,6 +25,12 @@ def grpo_step(monkeypatch):
 def scale(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     return importlib.import_module("scale")
+
+
+@pytest.fixture
+def as_trl_learns(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("as_trl_learns")
 
 
 @pytest.mark.parity
@@ -96,3 +103,59 @@ def test_heads_that_are_cut_ask_for_sums_and_rows_that_are_cut_for_weights(scale
     weights = scale.layers(rows.arch) * scale.BF16
     assert scale.gathers(rows, 1).bytes == pytest.approx(weights * 7 / 8)
     assert scale.passes(heads, 1).bytes > scale.logits_traffic(heads, 1).bytes
+
+
+def test_trl_is_told_what_a_preset_means(as_trl_learns):
+    told = {name: told_to_trl(as_trl_learns, name) for name in as_trl_learns.PRESETS}
+    assert {name: (s["loss_type"], s["importance_sampling_level"], s["scale_rewards"]) for name, s in told.items()} == {
+        "grpo": ("grpo", "token", "group"),
+        "dr_grpo": ("dr_grpo", "token", "none"),
+        "dapo": ("dapo", "token", "group"),
+        "gspo": ("grpo", "sequence", "group"),
+    }
+    assert {name: s["beta"] for name, s in told.items()} == {"grpo": 0.02, "dr_grpo": 0.0, "dapo": 0.0, "gspo": 0.0}
+    assert {s["max_steps"] for s in told.values()} == {40}
+    with pytest.raises(AssertionError, match=r"grpo\.overlong=mask"):
+        told_to_trl(as_trl_learns, "dapo", "grpo.overlong=mask")
+
+
+def told_to_trl(as_trl_learns, objective, *more):
+    setup = as_trl_learns.setup([*as_trl_learns.DEMO, *as_trl_learns.PRESETS[objective], *more], as_trl_learns.Loaded())
+    return as_trl_learns.trl_settings(setup.cfg, setup.plan, 16)
+
+
+def test_a_difference_of_trainings_is_relative_to_what_was_trained(as_trl_learns):
+    assert as_trl_learns.largest_relative([0.0, 1.0, 4.0], [0.0, 1.0, 5.0]) == pytest.approx(0.2)
+    first, ours, theirs = ({"q_proj": np.full((1, 2, 2), value)} for value in (0.0, 1.0, 1.5))
+    zeros = {"q_proj": np.zeros((1, 2, 2))}
+    most, share = as_trl_learns.apart(*(as_trl_learns.Adapters(a, zeros, 1.0) for a in (ours, theirs, first)))
+    assert (most, share) == pytest.approx((0.5, 0.5))
+
+
+def test_groups_of_equal_rewards_are_found_by_completion(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    equal = importlib.import_module("learners").equal_groups([0.2, 0.2, 0.2, 1.0, 1.2, 1.2], 2)
+    assert equal.tolist() == [True, True, False, False, True, True]
+
+
+@pytest.mark.parity
+def test_trl_makes_our_updates_of_our_completions(tmp_path):
+    """Two updates from each batch, so that ratios differ from 1 and gspo clips."""
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "as_trl_learns.py"),
+        "fed",
+        "--few",
+        "--objectives",
+        "grpo,gspo,dapo,dr_grpo",
+    ]
+    command += ["+experiment=quick_test", "grpo.num_iterations=2", "training.num_batches=2", "training.micro_batch_size=4"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if line.startswith("|")]
+    named = [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
+    assert [row["objective"] for row in named] == ["`grpo`", "`gspo`", "`dapo`", "`dr_grpo`"]
+    for row in named:
+        assert float(row["gradient norms, relative"]) < 1e-3, row
+        assert float(row["by the way they went"]) < 1e-2, row
+        assert row["rewards"] == "equal", row
