@@ -71,9 +71,10 @@ def test_every_other_key_is_read_by_a_workflow(command, reads, tmp_path):
     small = [*SMALL, "training.num_batches=1"]
     solvable = ["data.solve_rate=[0.0,1.0]", "data.solve_attempts=2"]
     rows = ["data=jsonl", "data.path=rows.jsonl", "data.question_field=q", "data.answer_field=a", "data.system_prompt=''"]
+    played = ["environment.name=agent_tunix.environments.base.Environment"]
     for arguments in (
         ["train", *small, "hydra.run.dir=first"],
-        ["train", *small, *rows, "data.answer_pattern='####\\s*(.+)'", *solvable, "hydra.run.dir=second"],
+        ["train", *small, *rows, "data.answer_pattern='####\\s*(.+)'", *solvable, *played, "hydra.run.dir=second"],
         ["evaluate", "run=first", "evaluation.num_examples=8"],
         ["export", "run=first", "format=merged"],
         ["lr-find", *small, "lr_find.num_steps=12"],
@@ -81,6 +82,7 @@ def test_every_other_key_is_read_by_a_workflow(command, reads, tmp_path):
     ):
         outcome = command(*arguments)
         assert outcome.code == 0, outcome.err
+    assert "gemma3_tiny reads generated arithmetic only" in command("plan", *SMALL, "data=reasoning_gym").err
     consumed_whole = (InferenceSection,)  # by model_dump; the test below is its
     ours = declared(EvaluateConfig) | declared(ExportConfig) | declared(LrFindConfig) | declared(TuneConfig)
     assert {key for (kind, name), key in ours.items() if kind not in consumed_whole and (kind, name) not in reads} == set()

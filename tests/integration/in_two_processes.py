@@ -42,8 +42,8 @@ class Pay:
 
     fault: Exception | None = None
 
-    def __call__(self, prompts: list, completions: list[str], answers: list, rows: list) -> dict[str, np.ndarray]:
-        self.asked = completions
+    def of_problems(self, problems: list) -> dict[str, np.ndarray]:
+        completions = self.asked = [problem.completion for problem in problems]
         if self.fault:
             raise self.fault
         return {"half": np.array([float(text) / 2 for text in completions], np.float32)}

@@ -76,7 +76,7 @@ def test_merged_completes_as_trained(command, trained, tmp_path):
     assert arch == model.arch
 
     examples = load_examples(cfg, "test", 8, model.tokenizer, print)
-    width = prompt_width(examples)
+    width = prompt_width(examples, 0)
     prompts = rollouts.pad_prompts(examples, width, model)
     hidden = [
         transformer.forward(weights, lora, arch, prompts.tokens_PS, prompts.positions_PS)[0]

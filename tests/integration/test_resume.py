@@ -253,13 +253,13 @@ def test_what_was_learnt_on_another_base_is_refused(command, tmp_path):
 
 def test_held_out_problems_are_answered_once_and_some_again_where_they_are_only_shown(command, monkeypatch):
     asked: list[int] = []
-    answers_of = train_workflow.answers_of
+    answers_to = train_workflow.answers_to
 
-    def counted(engine, policy, examples, *rest):
+    def counted(engine, policy, world, asking, examples, *rest):
         asked.append(len(examples))
-        return answers_of(engine, policy, examples, *rest)
+        return answers_to(engine, policy, world, asking, examples, *rest)
 
-    monkeypatch.setattr(train_workflow, "answers_of", counted)
+    monkeypatch.setattr(train_workflow, "answers_to", counted)
     few = ["training.num_batches=2", "training.eval_every_n_steps=2", "evaluation.batch_size=3"]
     assert command("train", *RUN, *few, "hydra.run.dir=run").code == 0
     assert asked == [8, 8, 8], "before, halfway and at the end"

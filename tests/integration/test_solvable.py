@@ -50,7 +50,7 @@ def test_a_run_on_what_its_policy_can_learn_is_planned_made_and_gone_on_with(com
         raise AssertionError("measured again")
 
     write = RunFolder.metrics
-    monkeypatch.setattr(solve_rates, "answers_of", asked_again)  # the cache has it
+    monkeypatch.setattr(solve_rates, "answers_to", asked_again)  # the cache has it
     with monkeypatch.context() as patch, contextlib.suppress(RuntimeError):
         patch.setattr(RunFolder, "metrics", deadly)
         assert command("train", *SOLVABLE, "hydra.run.dir=run").code != 0

@@ -55,7 +55,7 @@ def test_transformers_and_peft_do_what_was_trained(trained):
     model = loading.load_model(cfg)
     adapters, _ = loading.load_trained(str(trained / "run"), cfg, model)
     examples = load_examples(cfg, "test", 32, model.tokenizer, print)
-    prompts = rollouts.pad_prompts(examples, prompt_width(examples), model)
+    prompts = rollouts.pad_prompts(examples, prompt_width(examples, 0), model)
     hidden, _ = transformer.forward(model.weights, adapters, model.arch, prompts.tokens_PS, prompts.positions_PS)
     logits = np.asarray(transformer.unembed(model.weights, hidden))
     sampling = loading.training_sampling(cfg, model.tokenizer)

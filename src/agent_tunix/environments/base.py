@@ -11,6 +11,7 @@ Any method may be `async`. Calls of many episodes are made at the same time, eac
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,9 +30,11 @@ class Environment:
 
     def reset(self, row: Row) -> list[Message]:
         """The messages that the model is asked with: the same for every episode of a row. `data.system_prompt` is put
-        before them where none is the system's.
+        before them where none is the system's. `row` has all fields of the data, `question` and `answer` as they are read,
+        and where the data has messages to begin with, these as `prompt`.
         """
-        return [{"role": "user", "content": str(row["question"])}]
+        asked = row.get("prompt")
+        return [*asked] if isinstance(asked, list | tuple) else [{"role": "user", "content": str(row["question"])}]
 
     def reply(self, transcript: Transcript) -> Replies:
         """What the world says to the model's last message; None: the episode is over.
@@ -61,15 +64,17 @@ class MethodsAsTools(Environment):
     """
 
     def __init__(self, world: Any) -> None:
-        self._world = world
+        self.world = world
         names = [name for name in dir(world) if not name.startswith("_") and name not in ("reset", "get_reward")]
         self.tools = [method for name in names if callable(method := getattr(world, name))]
         self._has_reward = callable(getattr(world, "get_reward", None))
 
     def reset(self, row: Row) -> list[Message]:
-        asked = row.get("prompt")
-        messages: list[Message] = [*asked] if isinstance(asked, list | tuple) else super().reset(row)
-        said = tools.awaited(self._world.reset(**row))
+        messages = super().reset(row)
+        taken = inspect.signature(self.world.reset).parameters.values()
+        names = {parameter.name for parameter in taken}
+        anything = any(parameter.kind == parameter.VAR_KEYWORD for parameter in taken)
+        said = tools.awaited(self.world.reset(**{key: value for key, value in row.items() if anything or key in names}))
         if said is not None:
             last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
             if last is None:
@@ -80,8 +85,8 @@ class MethodsAsTools(Environment):
     def reward(self, transcript: Transcript) -> Mapping[str, float]:
         if not self._has_reward:
             return {}
-        self._reward = float(tools.awaited(self._world.get_reward()))
-        return {type(self._world).__name__: self._reward}
+        self._reward = float(tools.awaited(self.world.get_reward()))
+        return {type(self.world).__name__: self._reward}
 
     def solved(self, transcript: Transcript) -> float | None:
         return min(max(self._reward, 0.0), 1.0) if self._has_reward else None

@@ -2,6 +2,7 @@
 
     (prompt, completion, answer) -> float           for each completion; with a fourth parameter `row`, the whole row of data
     (prompts, completions, rows) -> list of floats  once for a batch, as a judge behind an endpoint is asked
+    (completions, **columns) -> list of floats      as TRL calls one: by name, with the fields of the rows as lists
 
 Either may be `async`. Those of the first kind are then awaited for all completions of a batch at the same time.
 """
@@ -28,6 +29,7 @@ REWARD_FAULT = "the reward function"  # how a divergence by a reward begins; a m
 SHOWN = 1000  # characters of a completion in a message
 EACH = ["prompt", "completion", "answer"]
 TOGETHER = ["prompts", "completions", "rows"]
+COLUMNS = "completions"  # a parameter of those that are called as TRL calls them
 ROW = "row"
 TURN = 0.2  # seconds
 RewardFunction = Callable[..., Any]
@@ -35,12 +37,18 @@ Outcome = tuple[Any, BaseException | None]  # what a function returned, or what 
 
 
 class Problem(NamedTuple):
-    """What a reward function may ask for of one completion; `row` has all fields of its row of data."""
+    """What a reward function may ask for of one completion; `row` has all fields of its row of data.
+
+    An episode has its messages too, those that it began with and all others, and what TRL would call its environment.
+    """
 
     prompt: str
     completion: str
     answer: str
     row: Mapping[str, Any]
+    asked: Sequence[Mapping[str, Any]] | None = None
+    said: Sequence[Mapping[str, Any]] | None = None
+    environment: Any = None
 
 
 class RewardCall:
@@ -50,17 +58,19 @@ class RewardCall:
         self.key, self.function = key, function
         parameters = list(signature.parameters) if signature else []
         self._together = parameters[:3] == TOGETHER
+        self._by_columns = COLUMNS in parameters and TOGETHER[2] not in parameters
+        self._names = None if signature and _takes_anything(signature) else {*parameters}
         self._takes_row = ROW in parameters[3:]
         called = getattr(function, "__call__", None)  # noqa: B004  of an object that is called as a function
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
     def parts(self, problems: Sequence[Problem]) -> list[Sequence[Problem]]:
         """The problems of each call; calls that are awaited are made at the same time, and count as one."""
-        return [problems] if self._together or self._is_async else [[problem] for problem in problems]
+        return [problems] if self._together or self._by_columns or self._is_async else [[problem] for problem in problems]
 
     def values(self, problems: Sequence[Problem]) -> list[float]:
         """What the function gives to each completion; whatever it raises is a mistake that the user is told of."""
-        if self._together:
+        if self._together or self._by_columns:
             return self._values_together(problems)
         return [self._number(value, problem) for value, problem in zip(self._each(problems), problems, strict=True)]
 
@@ -73,16 +83,30 @@ class RewardCall:
     def _values_together(self, problems: Sequence[Problem]) -> list[float]:
         first = problems[0]
         columns = ([p.prompt for p in problems], [p.completion for p in problems], [dict(p.row) for p in problems])
+        given, named_ = ((), self._columns(problems)) if self._by_columns else (columns, {})
         if self._is_async:
-            (outcome,) = _awaited([invoke_async(self.function, columns, {})])
+            (outcome,) = _awaited([invoke_async(self.function, given, named_)])
             returned = self._returned(outcome, first)
         else:
-            returned = self._called(columns, {}, first)
+            returned = self._called(given, named_, first)
         with calling(lambda fault: self._mistake(f"returned a {kind_of(returned)}, not a list ({named(fault)})", first)):
             values = list(returned)
         if len(values) != len(problems):
             raise self._mistake(f"returned {len(values)} numbers for {len(problems)} completions", first)
         return [self._number(value, problem) for value, problem in zip(values, problems, strict=True)]
+
+    def _columns(self, problems: Sequence[Problem]) -> dict[str, Any]:
+        """What a function takes by name: as in TRL, prompts and completions are messages where the data's prompts are."""
+        fields = [key for key in problems[0].row if all(key in problem.row for problem in problems)]
+        found: dict[str, Any] = {key: [problem.row[key] for problem in problems] for key in fields}
+        found.setdefault("answer", [problem.answer for problem in problems])
+        found |= {
+            "prompts": [problem.prompt if problem.asked is None else [*problem.asked] for problem in problems],
+            COLUMNS: [problem.completion if problem.said is None else [*problem.said] for problem in problems],
+        }
+        if problems[0].environment is not None:
+            found["environments"] = [problem.environment for problem in problems]
+        return {key: value for key, value in found.items() if self._names is None or key in self._names}
 
     def _given(self, problem: Problem) -> Sequence[Any]:
         return problem[:3]
@@ -101,6 +125,9 @@ class RewardCall:
         return value
 
     def _number(self, returned: Any, problem: Problem) -> float:
+        if returned is None and self._by_columns:  # by which TRL's functions say that this is none of theirs
+            return 0.0
+
         def no_number(fault: BaseException) -> UserError:
             return self._mistake(f"returned a {kind_of(returned)}, not a number ({named(fault)})", problem)
 
@@ -116,6 +143,10 @@ class RewardCall:
 
     def _mistake(self, said: str, problem: Problem) -> UserError:
         return mistake(self.key, said, problem)
+
+
+def _takes_anything(signature: inspect.Signature) -> bool:
+    return any(parameter.kind == parameter.VAR_KEYWORD for parameter in signature.parameters.values())
 
 
 def invoke(function: RewardFunction, given: Sequence[Any], extra: Mapping[str, Any]) -> Any:

@@ -22,6 +22,7 @@ from agent_tunix.config.imports import OWN, Origin
 from agent_tunix.engine import distributed
 from agent_tunix.environments import answers
 from agent_tunix.environments.reward_call import (
+    COLUMNS,
     EACH,
     REWARD_FAULT,
     ROW,
@@ -111,7 +112,11 @@ class Scorer:
         rows: Sequence[Mapping[str, Any]] | None = None,
     ) -> dict[str, np.ndarray]:
         """Every function's value for every completion, unweighted."""
-        problems = [Problem(*one) for one in zip(prompts, completions, answers, rows or [{}] * len(prompts), strict=True)]
+        columns = prompts, completions, answers, rows or [{}] * len(prompts)
+        return self.of_problems([Problem(*one) for one in zip(*columns, strict=True)])
+
+    def of_problems(self, problems: Sequence[Problem]) -> dict[str, np.ndarray]:
+        """Every function's value for every completion, unweighted."""
         return {name: np.array(self._values(name, problems), np.float32) for name in self.weights}
 
     def total(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -132,7 +137,7 @@ class Scorer:
             call = self._calls[name]
             return [value for part in call.parts(problems) for value in call.values(part)]
         try:
-            return self._process.values(name, problems)
+            return self._process.values(name, [problem._replace(environment=None) for problem in problems])
         except CallStopped as fault:
             remedy = "Mend the function, give it more time by reward.timeout"
             raise mistake(key_of(name), str(fault), fault.problem, remedy) from None
@@ -203,7 +208,9 @@ def load_call(key: str, path: str, origin: Origin = OWN, notice: Notice = print)
     wanted = "a function (prompt, completion, answer) -> float, as in my_module.my_reward"
     function = imports.load(key, path, wanted, origin, notice)
     call = checked(key, path, function)
-    if (file := origin.saved_in(key, path)) and _first_parameters(_signature(key, path, function)) not in (EACH, TOGETHER):
+    signature = _signature(key, path, function)
+    meant = _first_parameters(signature) in (EACH, TOGETHER) or COLUMNS in (signature.parameters if signature else ())
+    if (file := origin.saved_in(key, path)) and not meant:
         raise UserError(
             f"{key}={path}, named by {file}, is not called: its parameters are not those of a reward (prompt, completion,\n"
             f"answer), so the texts of the run may have it do anything. If you trust it, give {key}={path} yourself."
@@ -218,9 +225,11 @@ def checked(key: str, path: str, function: RewardFunction) -> RewardCall:
     if signature := _signature(key, path, function):
         refusal = UserError(
             f"{key}={path} takes {signature}; a reward is called with (prompt, completion, answer), also with row where it\n"
-            "has that parameter, or with (prompts, completions, rows)."
+            "has that parameter, or with (prompts, completions, rows), or as TRL calls one, by names such as completions."
         )
         first = _first_parameters(signature)
+        if COLUMNS in signature.parameters and TOGETHER[2] not in signature.parameters:
+            return RewardCall(key, function, signature)  # which columns it needs is seen when there are some
         if first != TOGETHER and {ROW, *TOGETHER} & set(first):
             raise refusal
         with calling(lambda fault: refusal):
@@ -271,10 +280,16 @@ class Scored:
     kept_PG: np.ndarray | None = None  # of episodes: those that did not leave their group; None: all
 
 
+def _problem(example: Example, text: str) -> Problem:
+    """An answer as reward functions ask for it."""
+    said = [{"role": "assistant", "content": text}] if example.messages else None
+    return Problem(example.question, text, example.answer, example.row, example.messages or None, said)
+
+
 def score(scorer: Scorer, examples: Sequence[Example], texts: Mapping[int, str], G: int) -> Scored:
     """Rewards of G completions per example; each process scores the texts that it holds, given by row."""
     of = [examples[row // G] for row in texts]
-    columns = [e.question for e in of], list(texts.values()), [e.answer for e in of], [e.row for e in of]
-    own = distributed.agreed(lambda: scorer(*columns))
+    problems = [_problem(example, text) for example, text in zip(of, texts.values(), strict=True)]
+    own = distributed.agreed(lambda: scorer.of_problems(problems))
     values = distributed.gather_rows(list(texts), own, G * len(examples))
     return Scored(texts, values, scorer.total(values).reshape(-1, G))

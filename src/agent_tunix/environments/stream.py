@@ -23,13 +23,17 @@ LONGEST_QUESTION = 1_000_000  # characters: it is no prompt that fits, and token
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """A question, its true answer, its prompt as tokens, a worked answer to learn from, where there is one, and its row."""
+    """A question, its true answer, its prompt as tokens, a worked answer to learn from, where there is one, and its row.
+
+    `messages` are those of a prompt that has several.
+    """
 
     question: str
     answer: str
     prompt_ids: tuple[int, ...]
     worked: str = ""
     row: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+    messages: tuple[Mapping[str, str], ...] = ()
 
 
 def arithmetic_rows(split: str, count: int, seed: int) -> list[Row]:
@@ -46,9 +50,17 @@ def tokenize(
     `thinking` is the chat template's switch; None leaves it to the template.
     """
     rows_read = [row for row in rows if len(row.question) <= LONGEST_QUESTION]
-    prompts = tokenizer.encode_all([tokenizer.chat.prompt(row.question, system_prompt, thinking) for row in rows_read])
+    chat = tokenizer.chat
+    prompts = tokenizer.encode_all(
+        [
+            chat.asked(row.messages, system_prompt, thinking)
+            if row.messages
+            else chat.prompt(row.question, system_prompt, thinking)
+            for row in rows_read
+        ]
+    )
     pairs = zip(rows_read, prompts, strict=True)
-    examples = [Example(row.question, row.answer, tuple(ids), row.worked, row.fields) for row, ids in pairs]
+    examples = [Example(row.question, row.answer, tuple(ids), row.worked, row.fields, row.messages) for row, ids in pairs]
     kept = [example for example in examples if len(example.prompt_ids) <= longest]
     return kept, len(rows) - len(kept)
 

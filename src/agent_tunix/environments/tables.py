@@ -40,22 +40,30 @@ SHORT_FLOATS = {"halffloat": np.float16, "float": np.float32}  # by Arrow's name
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A question, its true answer, the worked answer that leads to it, where there is one, and all fields of the row."""
+    """A question, its true answer, the worked answer that leads to it, where there is one, and all fields of the row.
+
+    A prompt of several messages is in `messages`, and the last of the user's is the question.
+    """
 
     question: str
     answer: str
     worked: str = ""
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+    messages: tuple[Mapping[str, str], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class RowFormat:
-    """How a row is read; `answer_pattern`'s first group cuts the final answer out of a worked one."""
+    """How a row is read; `answer_pattern`'s first group cuts the final answer out of a worked one.
+
+    Where an environment says what is solved a row needs no answer.
+    """
 
     question_field: str
     answer_field: str
     answer_pattern: str | None
     skip_bad_rows: bool
+    needs_answer: bool = True
 
 
 def read_rows(
@@ -103,9 +111,15 @@ def _row(raw: Any, fmt: RowFormat) -> Row:
             raise ValueError(f"not JSON ({unparsed(fault)})") from fault
     if not isinstance(raw, dict):
         raise ValueError("not a JSON object")
+    whole = raw
     if None in raw:  # what the csv module calls a field beyond those of the first line
         beyond = str(raw[None][:NAMED])
         raise ValueError(f"more fields than the first line names; quote a text that has a comma ({beyond})")
+    messages = _messages(raw, fmt.question_field)
+    if messages:
+        raw = {**raw, fmt.question_field: next((m["content"] for m in reversed(messages) if m["role"] == "user"), "")}
+    if not fmt.needs_answer and raw.get(fmt.answer_field) is None:
+        return Row(str(raw.get(fmt.question_field, "")).strip(), "", fields=whole, messages=messages)
     for key, field in {"data.question_field": fmt.question_field, "data.answer_field": fmt.answer_field}.items():
         if field not in raw:
             named = ", ".join(map(str, raw)).encode(errors="backslashreplace").decode()
@@ -122,11 +136,21 @@ def _row(raw: Any, fmt: RowFormat) -> Row:
     except UnicodeEncodeError as fault:
         raise ValueError(f"not text ({fault.reason})") from fault
     if fmt.answer_pattern is None:
-        return Row(question, text, fields=raw)
+        return Row(question, text, fields=whole, messages=messages)
     match = re.search(fmt.answer_pattern, text)
     if match is None or not (match.group(1) or "").strip():
         raise ValueError(f"the answer does not fit data.answer_pattern={fmt.answer_pattern}")
-    return Row(question, match.group(1), _without_annotations(text[: match.start()]), raw)
+    return Row(question, match.group(1), _without_annotations(text[: match.start()]), whole, messages)
+
+
+def _messages(raw: Mapping[str, Any], field: str) -> tuple[Mapping[str, str], ...]:
+    """The messages that a field holds; none where it holds something else."""
+    found = raw.get(field)
+    if not isinstance(found, list) or not found or not all(isinstance(one, dict) for one in found):
+        return ()
+    if any(not isinstance(one.get("role"), str) or not isinstance(one.get("content"), str) for one in found):
+        raise ValueError(f"a message of the field '{field}' has no role or no content")
+    return tuple({"role": one["role"], "content": one["content"]} for one in found)
 
 
 def _without_annotations(worked: str) -> str:

@@ -7,9 +7,10 @@ import dataclasses
 import itertools
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from agent_tunix.config.load import read_saved, validate
 from agent_tunix.config.schema import GENERATED, Config, DataSection, data_of_set
@@ -186,7 +187,7 @@ def _trained_on_before(cfg: Config) -> set[str]:
 
 def _examples(cfg: Config, split: str, rows: Sequence[Row], tokenizer: Tokenizer, notice: Notice) -> list[Example]:
     if cfg.environment.is_played:  # an episode makes its own prompt
-        return [Example(row.question, row.answer, (), row.worked, row.fields) for row in rows]
+        return [Example(row.question, row.answer, (), row.worked, asked_of(row)) for row in rows]
     longest = cfg.generation.max_prompt_length
     examples, dropped = tokenize(rows, tokenizer, cfg.data.system_prompt, cfg.data.enable_thinking, longest)
     if dropped:
@@ -198,6 +199,12 @@ def _examples(cfg: Config, split: str, rows: Sequence[Row], tokenizer: Tokenizer
         )
     distributed.refuse_differences(lambda: {f"the rows of their {split} split": zlib.crc32(repr(examples).encode())})
     return examples
+
+
+def asked_of(row: Row) -> Mapping[str, Any]:
+    """What an environment is given of a row: all its fields, with the question and the answer as they are read."""
+    begun = {"prompt": row.messages} if row.messages else {}
+    return {**row.fields, "question": row.question, "answer": row.answer, **begun}
 
 
 def load_rows(cfg: Config, split: str, limit: int | None, notice: Notice) -> list[Row]:
@@ -233,7 +240,8 @@ def _read(cfg: Config, split: str, notice: Notice) -> list[Row]:
     data = cfg.data
     if data.path is None:
         raise UserError("data.path=null: give the file, folder or hub repository that holds the data.")
-    fmt = RowFormat(data.question_field, data.answer_field, data.answer_pattern, data.on_bad_row == "skip")
+    skips, needed = data.on_bad_row == "skip", not cfg.environment.is_played
+    fmt = RowFormat(data.question_field, data.answer_field, data.answer_pattern, skips, needed)
     if split == "validation" and (unread := held_out_apart(data.path, fmt)):
         notice(
             f"{', '.join(unread)} of {data.path} is not read: held-out problems are cut from the train split "

@@ -20,6 +20,7 @@ from agent_tunix.engine.batch import bucket
 from agent_tunix.engine.engine import Inference
 from agent_tunix.engine.sampler import Sampling
 from agent_tunix.environments.base import Environment
+from agent_tunix.environments.reward_call import Problem
 from agent_tunix.environments.stream import Example, left_padded
 from agent_tunix.environments.tool_formats import Format
 from agent_tunix.environments.world import Calls, Fault, World, reply, reset, rewards_of
@@ -59,6 +60,13 @@ class Episode:
     def answer(self) -> str:
         """The model's last message."""
         return next((m["content"] for m in reversed(self.messages) if m["role"] == "assistant" and self.turns), "")
+
+    def problem(self) -> Problem:
+        """As reward functions ask for it."""
+        example, begun = self.example, next((i for i, m in enumerate(self.messages) if m["role"] == "assistant"), None)
+        asked, said = self.messages[:begun], [] if begun is None else self.messages[begun:]
+        environment = getattr(self.environment, "world", self.environment)
+        return Problem(example.question, self.answer, example.answer, example.row, asked, said, environment)
 
     @property
     def calls(self) -> list[Message]:

@@ -170,8 +170,7 @@ def score_episodes(scorer: Scorer, episodes: Sequence[Episode], G: int, unfinish
     An episode that was cut or failed is worth nothing or, where it leaves its group, what the others in it are on average.
     """
     texts = {row: episode.answer for row, episode in enumerate(episodes)}
-    of = [episode.example for episode in episodes]
-    values = scorer([e.question for e in of], [*texts.values()], [e.answer for e in of], [e.row for e in of])
+    values = scorer.of_problems([episode.problem() for episode in episodes])
     for name in sorted({name for episode in episodes for name in episode.rewards}):
         if name in values or name in TAKEN:
             raise UserError(f"The environment gives a reward of the name {name}, which is taken; call it something else.")

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from agent_tunix.environments.rewards import Scorer, load_call
+from agent_tunix.environments.reward_call import Problem
+from agent_tunix.environments.rewards import Scorer, checked, load_call
 from agent_tunix.errors import DivergenceError, UserError
 
 FUNCTIONS = """
@@ -139,3 +140,47 @@ def test_it_works_where_a_loop_is_at_work_already():
 def test_parameters_in_another_order_are_refused_before_they_are_mixed_up(function):
     with pytest.raises(UserError, match=r"a reward is called with \(prompt, completion, answer\), also with row"):
         load_call("reward.functions.mine", f"shapes.{function}")
+
+
+PROBLEMS = [
+    Problem("q1", "first", "1", {"level": 1, "only": 0}),
+    Problem("q2", "second", "2", {"level": 2}),
+]
+
+
+def by_columns(prompts, completions, level, **kwargs):
+    """As TRL has them: the parser of a column, and what it does not need."""
+    assert (prompts, level, kwargs) == (["q1", "q2"], [1, 2], {"answer": ["1", "2"]})
+    return [len(text) for text in completions]
+
+
+def completions_alone(completions):
+    return [None if text == "first" else 1.0 for text in completions]
+
+
+async def later(completions, **kwargs):
+    await asyncio.sleep(0)
+    return [float(len(completions))] * len(completions)
+
+
+@pytest.mark.parametrize(("function", "values"), [(by_columns, [5, 6]), (completions_alone, [0, 1]), (later, [2, 2])])
+def test_a_function_as_trl_has_them_is_called_by_name_with_the_fields_of_the_rows(function, values):
+    call = checked("reward.functions.mine", "mine", function)
+    assert [value for part in call.parts(PROBLEMS) for value in call.values(part)] == values
+
+
+def test_it_has_messages_and_environments_where_there_are_some():
+    def of_episodes(prompts, completions, environments, **kwargs):
+        each = zip(environments, prompts, completions, strict=True)
+        return [world + len(asked) + len(said) for world, asked, said in each]
+
+    played = [problem._replace(asked=[{}], said=[{}, {}], environment=10) for problem in PROBLEMS]
+    assert checked("reward.functions.mine", "mine", of_episodes).values(played) == [13, 13]
+
+
+def test_a_column_that_no_row_has_is_named():
+    def of_colour(completions, colour):
+        return [0.0] * len(completions)
+
+    with pytest.raises(UserError, match="colour"):
+        checked("reward.functions.mine", "mine", of_colour).values(PROBLEMS)

@@ -256,7 +256,6 @@ BAD_ROWS = [
     (r'{"\ud800": "q", "answer": "a"}', r"the row has \ud800, answer"),
     (b'{"question": "\xff", "answer": "a"}', "utf-8"),
     (r'{"question": "half of \ud83d", "answer": "a"}', "not text"),
-    ('{"question": [{"role": "user", "content": "q"}], "answer": "a"}', "'question' holds a list, not a text or a number"),
     ('{"question": "q", "answer": NaN}', "'answer' holds nan, which is not a finite number"),
     ('{"question": "q", "answer": -1e999}', "'answer' holds -inf, which is not a finite number"),
     ('{"question": "q", "answer": {"value": 5}}', "'answer' holds a dict, not a text or a number"),
@@ -362,3 +361,20 @@ def test_an_answer_the_pattern_does_not_cut_is_a_malformed_row(tmp_path, pattern
     path.write_text(lines({"question": "q", "answer": "7"}))
     with pytest.raises(UserError, match=r"line 1: the answer does not fit data\.answer_pattern"):
         read_rows(str(path), None, "train", 1.0, RowFormat("question", "answer", pattern, skip_bad_rows=False))
+
+
+def test_a_prompt_of_messages_is_kept_and_its_last_question_is_the_rows(tmp_path):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    (tmp_path / "data.jsonl").write_text(json.dumps({"prompt": messages, "word": "so"}))
+    fmt = RowFormat("prompt", "answer", None, skip_bad_rows=False, needs_answer=False)
+    ((row,), _) = read_rows(str(tmp_path / "data.jsonl"), None, "train", 1.0, fmt)
+    assert (row.question, row.answer, row.messages) == ("Why?", "", tuple(messages))
+    assert row.fields == {"prompt": messages, "word": "so"}
+    with pytest.raises(UserError, match="no field 'answer'"):
+        read_rows(str(tmp_path / "data.jsonl"), None, "train", 1.0, dataclasses.replace(fmt, needs_answer=True))
+
+
+def test_a_message_without_content_is_a_malformed_row(tmp_path):
+    (tmp_path / "data.jsonl").write_text(json.dumps({"question": [{"role": "user"}], "answer": "1"}))
+    with pytest.raises(UserError, match="has no role or no content"):
+        read_rows(str(tmp_path / "data.jsonl"), None, "train", 1.0, PLAIN)

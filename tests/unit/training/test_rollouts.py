@@ -35,7 +35,7 @@ class Watched(Scorer):
         super().__init__({}, {"second": 1.0})
         self.weights = {"second": 1.0}
 
-    def __call__(self, prompts, completions, answers, rows):
+    def of_problems(self, problems):
         self.asked += 1
         return {"second": np.tile(np.float32([0, 1]), PROMPTS)}
 
@@ -145,7 +145,7 @@ def test_groups_without_a_spread_are_drawn_anew_and_what_is_recorded_is_the_firs
     """Of the first draw no group has a spread, of the second the second, of the third there is none left to ask for."""
 
     class Rising(Watched):
-        def __call__(self, prompts, completions, answers, rows):
+        def of_problems(self, problems):
             self.asked += 1
             by_draw = {1: [1, 1, 1, 1], 2: [0, 0, 0, 1], 3: [1, 0, 1, 0]}
             return {"second": np.float32(by_draw[self.asked])}

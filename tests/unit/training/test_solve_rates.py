@@ -12,6 +12,7 @@ from agent_tunix.config.schema import Config
 from agent_tunix.engine import cache_folder
 from agent_tunix.errors import UserError
 from agent_tunix.training import solve_rates
+from agent_tunix.training.play import Answers
 from agent_tunix.training.setup import Loaded, Setup, prepare
 from agent_tunix.training.solve_rates import FILE, known, on_solvable
 
@@ -40,14 +41,14 @@ def cache(tmp_path, monkeypatch):
 def measured(cache, monkeypatch):
     """What was asked of the sampler; of every five problems the first is never solved, and the last always."""
 
-    def answers(engine, policy, examples, width, at_once, key, sampling, temperature):
+    def answers(engine, policy, world, asking, examples, width, at_once, key, sampling, temperature):
         asked.append((sampling, temperature))
         right, wrong = "<reasoning>so</reasoning>\n<answer>{}</answer>", "<answer>{}</answer>"
         drawn = [(right,) * (i % 5) + (wrong,) * (ATTEMPTS - i % 5) for i in range(len(examples))]
-        return [[text.format(one.answer) for text in texts] for one, texts in zip(examples, drawn, strict=True)]
+        return Answers([[text.format(one.answer) for text in texts] for one, texts in zip(examples, drawn, strict=True)])
 
     asked: list = []
-    monkeypatch.setattr(solve_rates, "answers_of", answers)
+    monkeypatch.setattr(solve_rates, "answers_to", answers)
     return asked
 
 
@@ -86,7 +87,7 @@ OTHERWISE += ["model.lora_rank=3", "generation.max_generation_steps=20", "data.s
 
 @pytest.mark.parametrize("other", OTHERWISE)
 def test_a_run_that_asks_otherwise_measures_anew(measured, monkeypatch, other):
-    monkeypatch.setattr(solve_rates, "grade", lambda examples, texts: {"accuracy": 0.5})
+    monkeypatch.setattr(solve_rates, "grade", lambda *given: {"accuracy": 0.5})
     for overrides in ([], [other]):
         on_solvable(prepared(*overrides), lambda text: None)
     assert len(measured) == 2
