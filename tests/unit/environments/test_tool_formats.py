@@ -85,8 +85,8 @@ def test_whatever_the_arguments_are_they_come_back(arguments):
 @given(st.text())
 @pytest.mark.parametrize("name", FORMATS)
 def test_no_text_is_too_strange_to_be_looked_at(name, text):
-    calls(name, text)
-    calls(name, f"<tool_call>{text}</tool_call><start_function_call>call:f{{{text}}}")
+    for said in (text, f"<tool_call>{text}</tool_call><start_function_call>call:f{{{text}}}"):
+        assert all(isinstance(found, str | tuple) for found in calls(name, said))
 
 
 def test_a_template_says_which_format_is_its_own():
