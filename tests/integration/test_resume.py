@@ -255,9 +255,9 @@ def test_held_out_problems_are_answered_once_and_some_again_where_they_are_only_
     asked: list[int] = []
     answers_to = train_workflow.answers_to
 
-    def counted(engine, policy, world, asking, examples, *rest):
+    def counted(engine, policy, playing, examples, *rest):
         asked.append(len(examples))
-        return answers_to(engine, policy, world, asking, examples, *rest)
+        return answers_to(engine, policy, playing, examples, *rest)
 
     monkeypatch.setattr(train_workflow, "answers_to", counted)
     few = ["training.num_batches=2", "training.eval_every_n_steps=2", "evaluation.batch_size=3"]

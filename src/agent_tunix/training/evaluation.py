@@ -35,7 +35,7 @@ from agent_tunix.engine.sampler import Sampling
 from agent_tunix.environments import answers
 from agent_tunix.environments.rewards import SCORER, Judge
 from agent_tunix.environments.stream import Example, batches
-from agent_tunix.environments.world import NAME, TOOLS, World, load_world
+from agent_tunix.environments.world import NAME, TOOLS, load_world
 from agent_tunix.errors import UserError
 from agent_tunix.models.lora import Policy, Trainable
 from agent_tunix.training import loading
@@ -50,7 +50,7 @@ from agent_tunix.training.data import (
 )
 from agent_tunix.training.loggers.base import LOGGERS, logger_class
 from agent_tunix.training.metrics import episode_record
-from agent_tunix.training.play import Answers, Asking, Episode, play
+from agent_tunix.training.play import Answers, Episode, Playing, play
 from agent_tunix.training.progress import say
 from agent_tunix.training.rollouts import complete
 from agent_tunix.training.run_folder import run_folder
@@ -100,8 +100,7 @@ def answers_of(
 def episodes_of(
     engine: Inference,
     policy: Policy,
-    world: World,
-    asking: Asking,
+    playing: Playing,
     examples: Sequence[Example],
     batch_size: int,
     key: jax.Array,
@@ -114,7 +113,7 @@ def episodes_of(
     for index, batch in enumerate(batches(examples, rows)):
         full = [*batch, *[batch[-1]] * (-len(batch) % cut)]
         of_batch = jax.random.fold_in(key, index)
-        found = play(engine, policy, world, asking, full, of_batch, sampling, temperature)
+        found = play(engine, policy, playing, full, of_batch, sampling, temperature)
         episodes += found[: G * len(batch)]
     texts = [[episode.answer for episode in episodes[i : i + G]] for i in range(0, len(episodes), G)]
     record = episode_record(episodes)
@@ -126,8 +125,7 @@ def episodes_of(
 def answers_to(
     engine: Inference,
     policy: Policy,
-    world: World | None,
-    asking: Asking,
+    playing: Playing | None,
     examples: Sequence[Example],
     width: int,
     batch_size: int,
@@ -137,9 +135,9 @@ def answers_to(
     shared: str | None = None,
 ) -> Answers:
     """What a policy says to all problems: in the episodes of a world or, without one, at once."""
-    if world is None:
+    if playing is None:
         return Answers(answers_of(engine, policy, examples, width, batch_size, key, sampling, temperature, shared))
-    return episodes_of(engine, policy, world, asking, examples, batch_size, key, sampling, temperature)
+    return episodes_of(engine, policy, playing, examples, batch_size, key, sampling, temperature)
 
 
 def grade(
@@ -247,9 +245,9 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     temperature = way.temperature or 1.0
     engine = Inference(model)
     policy = engine.policy(trainable)
-    asking = Asking.of(read, model.tokenizer)
+    playing = Playing.of(read, world, model.tokenizer) if world else None
     of_all = examples, width, cfg.evaluation.batch_size, key
-    found = answers_to(engine, policy, world, asking, *of_all, sampling, temperature)
+    found = answers_to(engine, policy, playing, *of_all, sampling, temperature)
     named = {"set": other} if other else {}
     record = {
         "step": step,

@@ -332,8 +332,8 @@ def _answers(r: Setup, state: TrainState, way: Way, whole: bool, name: str | Non
         (r.task.validation, r.task.prompt_width) if name is None else (r.task.sets[name], r.task.width_of(name))
     )
     problems = problems if whole else problems[:at_once]
-    key, world = r.key(step, Purpose.EVALUATION), r.world
-    answers = answers_to(r.engine, policy, world, r.asking, problems, width, at_once, key, *way, shared)
+    key = r.key(step, Purpose.EVALUATION)
+    answers = answers_to(r.engine, policy, r.playing, problems, width, at_once, key, *way, shared)
     if shared is not None and whole:
         r.first_answers[shared] = answers
     return answers

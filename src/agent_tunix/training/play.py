@@ -91,49 +91,54 @@ class Answers:
 
 
 @dataclasses.dataclass(frozen=True)
-class Asking:
-    """How the messages of a world become prompts, for one model."""
+class Playing:
+    """A world, and how its messages become prompts of one model."""
 
+    world: World
     tokenizer: Tokenizer
     system_prompt: str
     thinking: bool | None
     longest: int  # prompt, in tokens
 
     @classmethod
-    def of(cls, cfg: Config, tokenizer: Tokenizer) -> Asking:
+    def of(cls, cfg: Config, world: World, tokenizer: Tokenizer) -> Playing:
         """As a configuration asks."""
         data = cfg.data
-        return cls(tokenizer, data.system_prompt, data.enable_thinking, cfg.generation.max_prompt_length)
+        return cls(world, tokenizer, data.system_prompt, data.enable_thinking, cfg.generation.max_prompt_length)
 
-    def prompt(self, messages: Sequence[Message], world: World, form: Format) -> list[int]:
-        told = form.told(world.schemas) if world.schemas else ""
-        text = self.tokenizer.chat.asked(messages, self.system_prompt, self.thinking, world.schemas, told)
-        return self.tokenizer.encode(text)
+    @property
+    def format(self) -> Format:
+        """How the model writes calls of tools."""
+        return self.world.format(self.tokenizer.chat.template.source)
 
-    def continued(self, replies: Sequence[Message], world: World) -> list[int]:
-        text = self.tokenizer.chat.continued(replies, self.tokenizer.ending, self.thinking, world.schemas)
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        schemas = self.world.schemas
+        told = self.format.told(schemas) if schemas else ""
+        return self.tokenizer.encode(self.tokenizer.chat.asked(messages, self.system_prompt, self.thinking, schemas, told))
+
+    def continued(self, replies: Sequence[Message]) -> list[int]:
+        text = self.tokenizer.chat.continued(replies, self.tokenizer.ending, self.thinking, self.world.schemas)
         return self.tokenizer.encode(text)
 
 
 def play(
     engine: Inference,
     policy: Policy,
-    world: World,
-    asking: Asking,
+    playing: Playing,
     examples: Sequence[Example],
     key: jax.Array,
     sampling: Sampling,
     temperature: float,
 ) -> list[Episode]:
     """`num_generations` episodes of each row, one row's after another's, played to their ends and rewarded."""
-    form, calls = world.format(asking.tokenizer.chat.template.source), Calls(world.section.timeout)
-    episodes = _begun(world, asking, form, examples, sampling.num_generations, calls)
+    world, calls = playing.world, Calls(playing.world.section.timeout)
+    episodes = _begun(playing, examples, sampling.num_generations, calls)
     for turn in range(world.section.max_turns):
         live = [episode for episode in episodes if not episode.over]
         if not live:
             break
-        _speak(engine, policy, episodes, live, asking, jax.random.fold_in(key, turn), sampling, temperature, turn)
-        _listen(world, asking, form, [episode for episode in live if not episode.over], sampling, calls)
+        _speak(engine, policy, episodes, live, playing, jax.random.fold_in(key, turn), sampling, temperature, turn)
+        _listen(playing, [episode for episode in live if not episode.over], sampling, calls)
     for episode in episodes:
         if not episode.over:
             episode.end(CUT, f"it went on after environment.max_turns={world.section.max_turns}")
@@ -146,9 +151,10 @@ def play(
     return episodes
 
 
-def _begun(world: World, asking: Asking, form: Format, examples: Sequence[Example], G: int, calls: Calls) -> list[Episode]:
+def _begun(playing: Playing, examples: Sequence[Example], G: int, calls: Calls) -> list[Episode]:
     """The episodes with their prompts, which must be the same for all of a row."""
     rows = [example for example in examples for _ in range(G)]
+    world = playing.world
     made = calls.made([world.make for _ in rows])
     if faults := [one for one in made if isinstance(one, Fault)]:
         raise UserError(f"environment.name={world.section.name}: an instance {faults[0].said}.")
@@ -161,23 +167,25 @@ def _begun(world: World, asking: Asking, form: Format, examples: Sequence[Exampl
             episode.end(FAILED, f"reset {messages.said}")
         episodes.append(episode)
     for start in range(0, len(episodes), G):
-        _asked(episodes[start : start + G], world, asking, form)
+        _asked(episodes[start : start + G], playing)
     return episodes
 
 
-def _asked(group: Sequence[Episode], world: World, asking: Asking, form: Format) -> None:
+def _asked(group: Sequence[Episode], playing: Playing) -> None:
     """Gives the episodes of a row their prompt; where it is too long none of them is played."""
     asked = [episode.messages for episode in group if episode.messages]
     if any(messages != asked[0] for messages in asked):
         raise UserError(
-            f"environment.name={world.section.name}: reset gave different messages for one row.\n"
+            f"environment.name={playing.world.section.name}: reset gave different messages for one row.\n"
             "The episodes of a row are compared with each other, so they must begin alike: have all follow from the row."
         )
-    ids = asking.prompt(asked[0], world, form) if asked else []
+    ids = playing.prompt(asked[0]) if asked else []
     for episode in group:
-        episode.prompt_ids = ids[-asking.longest :] or [asking.tokenizer.pad_id]
-        if len(ids) > asking.longest and not episode.over:
-            episode.end(FAILED, f"its prompt has {len(ids)} tokens, more than generation.max_prompt_length={asking.longest}")
+        episode.prompt_ids = ids[-playing.longest :] or [playing.tokenizer.pad_id]
+        if len(ids) > playing.longest and not episode.over:
+            episode.end(
+                FAILED, f"its prompt has {len(ids)} tokens, more than generation.max_prompt_length={playing.longest}"
+            )
 
 
 def _speak(
@@ -185,14 +193,14 @@ def _speak(
     policy: Policy,
     episodes: Sequence[Episode],
     live: Sequence[Episode],
-    asking: Asking,
+    playing: Playing,
     key: jax.Array,
     sampling: Sampling,
     temperature: float,
     turn: int,
 ) -> None:
     """One turn of the model in all episodes that go on."""
-    tokenizer, G = asking.tokenizer, sampling.num_generations
+    tokenizer, G = playing.tokenizer, sampling.num_generations
     if turn == 0:  # a prompt is read once for its group
         asked = [episode.prompt_ids for episode in episodes[::G]]
         spoken, speakers = sampling, list(range(len(episodes)))
@@ -204,7 +212,7 @@ def _speak(
         spoken = dataclasses.replace(sampling, num_generations=1, max_steps=bucket(left, sampling.max_steps))
         place = {id(episode): index for index, episode in enumerate(episodes)}
         speakers = [place[id(episode)] for episode in live]
-    width = _width(max(map(len, asked)), asking.longest + sampling.max_steps)
+    width = _width(max(map(len, asked)), playing.longest + sampling.max_steps)
     drawn = engine.sample(policy, _padded(asked, width, engine, tokenizer), key, spoken, temperature)
     tokens_BC, logprobs_BC = distributed.whole(drawn.tokens_BC), distributed.whole(drawn.logprobs_BC)
     lengths_B, ended_B = distributed.whole(drawn.mask_BC).sum(axis=1), distributed.whole(drawn.ended_B)
@@ -223,10 +231,11 @@ def _speak(
             episode.end(CUT, f"it has more tokens than generation.max_generation_steps={sampling.max_steps}")
 
 
-def _listen(world: World, asking: Asking, form: Format, live: Sequence[Episode], sampling: Sampling, calls: Calls) -> None:
+def _listen(playing: Playing, live: Sequence[Episode], sampling: Sampling, calls: Calls) -> None:
     """What the world answers to the turn of each episode, put behind it."""
+    schemas, parse = playing.world.schemas, playing.format.parse
     for episode in live:
-        if world.schemas and (asked := form.parse(episode.messages[-1]["content"], world.schemas)):
+        if schemas and (asked := parse(episode.messages[-1]["content"], schemas)):
             episode.messages[-1] = {**episode.messages[-1], "tool_calls": asked}
     found = calls.made([partial(reply, episode.environment, tuple(episode.messages)) for episode in live])
     for episode, replies in zip(live, found, strict=True):
@@ -235,7 +244,7 @@ def _listen(world: World, asking: Asking, form: Format, live: Sequence[Episode],
         elif not replies:
             episode.end()
         else:
-            ids = asking.continued(replies, world)
+            ids = playing.continued(replies)
             episode.messages = [*episode.messages, *replies]
             if len(episode.ids) + len(ids) >= sampling.max_steps:
                 episode.end(CUT, f"it has more tokens than generation.max_generation_steps={sampling.max_steps}")
@@ -284,16 +293,16 @@ class Played:
     logprobs_BC: np.ndarray
 
 
-def arrays_of(episodes: Sequence[Episode], G: int, asking: Asking, longest: int, engine: Inference) -> Played:
+def arrays_of(episodes: Sequence[Episode], G: int, playing: Playing, longest: int, engine: Inference) -> Played:
     """Prompts padded on the left, what follows them on the right; of an episode that failed nothing is learnt."""
     prompts = [episode.prompt_ids for episode in episodes[::G]]
     width = bucket(max(len(episode.ids) for episode in episodes), longest)
     shape = len(episodes), width
-    tokens, mask, learnt = np.full(shape, asking.tokenizer.pad_id, np.int32), np.zeros(shape, bool), np.zeros(shape, bool)
+    tokens, mask, learnt = np.full(shape, playing.tokenizer.pad_id, np.int32), np.zeros(shape, bool), np.zeros(shape, bool)
     logprobs = np.zeros(shape, np.float32)
     for row, episode in enumerate(episodes):
         length = len(episode.ids)
         tokens[row, :length], mask[row, :length] = episode.ids, True
         learnt[row, :length], logprobs[row, :length] = episode.learnt, episode.logprobs
-    padded = _padded(prompts, _width(max(map(len, prompts)), asking.longest), engine, asking.tokenizer)
+    padded = _padded(prompts, _width(max(map(len, prompts)), playing.longest), engine, playing.tokenizer)
     return Played(padded, tokens, mask, learnt, logprobs)

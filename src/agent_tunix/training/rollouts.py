@@ -17,14 +17,13 @@ from agent_tunix.engine.random_keys import Purpose
 from agent_tunix.engine.sampler import Sampling
 from agent_tunix.environments.rewards import TAKEN, Scored, Scorer, score
 from agent_tunix.environments.stream import Example, left_padded, right_pad
-from agent_tunix.environments.world import World
 from agent_tunix.errors import UserError
 from agent_tunix.models.base import Model
 from agent_tunix.models.lora import Policy
 from agent_tunix.models.sharding import lay_rows, on_mesh_of
 from agent_tunix.training.data import demonstration_ids
 from agent_tunix.training.metrics import Clock, episode_record, reward_record, sample_records
-from agent_tunix.training.play import CUT, Episode, arrays_of, play
+from agent_tunix.training.play import CUT, Episode, Playing, arrays_of, play
 from agent_tunix.training.setup import Setup
 from agent_tunix.types import Batch, Prompts, Record, Rollouts
 
@@ -114,10 +113,10 @@ def _sample_once(r: Setup, policy: Policy, position: int, round: int, clock: Clo
     examples = r.stream.further(position, round) if round else r.stream.batch(position)
     key = r.key(position, Purpose.ROLLOUT)
     key = jax.random.fold_in(key, round) if round else key
-    if r.world is None:
+    if (playing := r.playing) is None:
         sampled = _answered(r, policy, examples, key, clock)
     else:
-        sampled = _played(r, r.world, policy, examples, key, clock)
+        sampled = _played(r, playing, policy, examples, key, clock)
     grpo, scored = r.cfg.grpo, sampled.scored
     if grpo.overlong == "penalty":
         longest = r.sampling.max_steps
@@ -142,12 +141,14 @@ def _answered(r: Setup, policy: Policy, examples: Sequence[Example], key: jax.Ar
     return Sampled(examples, batch, lengths_B, completions.ended_B, scored, learnt_BC)
 
 
-def _played(r: Setup, world: World, policy: Policy, examples: Sequence[Example], key: jax.Array, clock: Clock) -> Sampled:
+def _played(
+    r: Setup, playing: Playing, policy: Policy, examples: Sequence[Example], key: jax.Array, clock: Clock
+) -> Sampled:
     """Episodes of the problems in the run's world."""
-    G, section, asking = r.sampling.num_generations, r.cfg.environment, r.asking
-    episodes = play(r.engine, policy, world, asking, examples, key, r.sampling, r.cfg.generation.temperature)
+    G, section = r.sampling.num_generations, r.cfg.environment
+    episodes = play(r.engine, policy, playing, examples, key, r.sampling, r.cfg.generation.temperature)
     clock.lap("time/rollout", again=True)
-    made = arrays_of(episodes, G, asking, r.sampling.max_steps, r.engine)
+    made = arrays_of(episodes, G, playing, r.sampling.max_steps, r.engine)
     left_B = np.array([bool(episode.ending) for episode in episodes])
     learnt_BC = made.learnt_BC & ~left_B[:, None] if section.unfinished == "leave" else made.learnt_BC
     arrays = made.tokens_BC, made.mask_BC, learnt_BC, made.logprobs_BC

@@ -30,7 +30,7 @@ from agent_tunix.training.advisor import Advisor
 from agent_tunix.training.data import Notice, Task, load_task, refuse_unknown_tokens, with_demonstrations
 from agent_tunix.training.horizon import Plan, coefficients, hyperparameters, loss_form, make_plan, too_few
 from agent_tunix.training.loggers.base import Logger, logger_class, working
-from agent_tunix.training.play import Answers, Asking
+from agent_tunix.training.play import Answers, Playing
 from agent_tunix.types import Batch, Prompts
 
 SILENT = Advisor()
@@ -67,9 +67,9 @@ class Setup:
         return step_key(self.cfg.seed, step, purpose)
 
     @property
-    def asking(self) -> Asking:
-        """How episodes begin and go on in the model's words."""
-        return Asking.of(self.cfg, self.model.tokenizer)
+    def playing(self) -> Playing | None:
+        """How episodes are played, where there is more to one than an answer."""
+        return Playing.of(self.cfg, self.world, self.model.tokenizer) if self.world else None
 
     def evaluation_ways(self) -> list[Way]:
         """How held-out problems are answered: greedily and, if that is asked for, as in training."""

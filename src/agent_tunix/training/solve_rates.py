@@ -133,7 +133,7 @@ def _of_cache(r: Setup, notice: Notice) -> Solved:
     sampling, key = _sampling(r.cfg, r.model.tokenizer), r.key(0, Purpose.SOLVE_RATE)
     drawn = sampling, r.cfg.generation.temperature
     acting, of_all = r.engine.policy(policy), (train, r.task.prompt_width, _at_once(r.cfg), key)
-    given = answers_to(r.engine, acting, r.world, r.asking, *of_all, *drawn)
+    given = answers_to(r.engine, acting, r.playing, *of_all, *drawn)
     by_world = [given.solved[i : i + attempts] for i in range(0, len(given.solved), attempts)] or [[]] * len(train)
     each = zip(train, given.texts, by_world, strict=True)
     shares = [grade([example], [texts], r.judge, of)["accuracy"] for example, texts, of in each]

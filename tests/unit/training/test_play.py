@@ -16,7 +16,7 @@ from agent_tunix.environments.world import World
 from agent_tunix.errors import UserError
 from agent_tunix.training import loading
 from agent_tunix.training.metrics import Clock
-from agent_tunix.training.play import CUT, FAILED, arrays_of, play
+from agent_tunix.training.play import CUT, FAILED, Playing, arrays_of, play
 from agent_tunix.training.rollouts import make_batch, sample_groups
 from agent_tunix.training.setup import Loaded, prepare
 
@@ -52,7 +52,8 @@ def world(kind=Again, **limits) -> World:
 def played(setup, kind=Again, temperature=1.0, **limits):
     r, policy = setup
     examples = r.task.train[:P]
-    return play(r.engine, policy, world(kind, **limits), r.asking, examples, jax.random.key(3), r.sampling, temperature)
+    playing = Playing.of(r.cfg, world(kind, **limits), r.model.tokenizer)
+    return play(r.engine, policy, playing, examples, jax.random.key(3), r.sampling, temperature)
 
 
 def test_a_turn_goes_on_from_the_ids_that_were_sampled(setup):
@@ -187,7 +188,7 @@ def test_an_unfinished_episode_is_worth_nothing_or_leaves_its_group(setup, unfin
 def test_arrays_hold_each_episode_in_its_row(setup):
     r, _ = setup
     episodes = played(setup)
-    made = arrays_of(episodes, G, r.asking, LONGEST, r.engine)
+    made = arrays_of(episodes, G, Playing.of(r.cfg, world(), r.model.tokenizer), LONGEST, r.engine)
     for row, episode in enumerate(episodes):
         assert made.tokens_BC[row][made.mask_BC[row]].tolist() == episode.ids
         assert made.learnt_BC[row].sum() == sum(episode.learnt)

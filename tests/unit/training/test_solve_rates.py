@@ -41,7 +41,7 @@ def cache(tmp_path, monkeypatch):
 def measured(cache, monkeypatch):
     """What was asked of the sampler; of every five problems the first is never solved, and the last always."""
 
-    def answers(engine, policy, world, asking, examples, width, at_once, key, sampling, temperature):
+    def answers(engine, policy, playing, examples, width, at_once, key, sampling, temperature):
         asked.append((sampling, temperature))
         right, wrong = "<reasoning>so</reasoning>\n<answer>{}</answer>", "<answer>{}</answer>"
         drawn = [(right,) * (i % 5) + (wrong,) * (ATTEMPTS - i % 5) for i in range(len(examples))]
