@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,11 +136,23 @@ def _overrides_from(start: list[str], config: Mapping[str, Any]) -> list[str]:
             groups.append(f"{group}={named[0] if named else AUTO}")
     if groups:
         shipped = composed_leaves(*start, *groups)
+    if more := list(_of_data_and_reward(config, shipped)):  # which a model's file may have chosen
+        groups += more
+        shipped = composed_leaves(*start, *groups)
     left_out = tuple(key for key in OF_CHECKPOINT if shipped.get(key, "") is None)
     changed = [
         f"{k}={value_text(v)}" for k, v in wanted.items() if k != RESUME and shipped.get(k) != v and not _in(k, left_out)
     ]
     return [*start, *groups, *changed, *(f"~{k}" for k in shipped if k not in wanted and _optional(k))]
+
+
+def _of_data_and_reward(config: Mapping[str, Any], shipped: Mapping[str, Any]) -> Iterator[str]:
+    source = config.get("data", {}).get("source")
+    files = {path.stem for path in (config_folder() / "data").glob("*.yaml")}  # a source may be a stranger's path
+    if source != shipped.get("data.source") and source in files:
+        yield f"data={source}"
+    if config.get("reward", {}).get("functions") == {}:
+        yield "reward=environment"
 
 
 def _in(key: str, sections: Sequence[str]) -> bool:

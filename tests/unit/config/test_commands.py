@@ -56,6 +56,8 @@ def test_overrides_are_found_inside_a_job_of_hydra_too(config):
 GIVEN = (
     [],
     ["+experiment=control", "seed=7"],
+    ["data=reasoning_gym", "data.task=gcd"],
+    ["reward=environment", "environment.name=my_module.MyWorld"],
     ["+experiment=small_gpu", "optimizer=lion"],
     ["optimizer.learning_rate=1e-5", "training.micro_batch_size=8"],
     ["+experiment=quick_test", "grpo.beta=0.08", "grpo.num_generations=4", "training.num_batches=null", "model=gemma3_1b"],
