@@ -368,7 +368,7 @@ def test_keys_are_those_of_the_shipped_files(composed):
     def leaves(tree, prefix=""):
         for name, value in tree.items():
             key = f"{prefix}{name}"
-            nested = isinstance(value, dict) and not key.startswith(("reward.", "evaluation.sets"))
+            nested = isinstance(value, dict) and not key.startswith(("reward.", "evaluation.sets", "environment.settings"))
             yield from leaves(value, f"{key}.") if nested else [key]
 
     optional = {"optimizer.decay_norms", "scheduler.decay_ratio", "scheduler.num_cycles"}
@@ -384,6 +384,7 @@ def test_every_shipped_group_composes_and_is_valid():
     of_all_groups = [list(filter(None, one_of_each)) for one_of_each in itertools.zip_longest(*groups)]
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         for chosen in (*of_all_groups, *([experiment] for experiment in options("+experiment"))):
+            chosen += ["environment.name=my_module.MyWorld"] if "reward=environment" in chosen else []
             assert validate(compose("config", chosen), Config)
         for path in (config_folder() / "inference_config").glob("*.yaml"):
             assert validate(compose("evaluate", [f"inference_config={path.stem}"]), EvaluateConfig)

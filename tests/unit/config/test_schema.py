@@ -40,7 +40,7 @@ def oldest(oldest_run):
 
     def has(key: str) -> bool:
         section, _, name = key.rpartition(".")
-        return name in (OmegaConf.select(saved, section) if section else saved)
+        return name in ((OmegaConf.select(saved, section) or {}) if section else saved)
 
     return saved, has
 
