@@ -133,7 +133,7 @@ def test_mistakes_are_answered_without_a_traceback(command, arguments):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_end_it_quietly(command, write_run, tmp_path, monkeypatch, number):
     write_run(tmp_path / "run")
-
+    signal.signal(number, signal.SIG_DFL)  # a job in the background may have been started to ignore it
     monkeypatch.setattr(watch, "time", Mock(sleep=lambda seconds: signal.raise_signal(number)))
     outcome = command("watch", "run")
     assert outcome.code == 0
