@@ -21,7 +21,6 @@ UNKNOWN: dict[str, Any] = {
     "min_p": 0,
     "min_tokens": 0,
     "length_penalty": 1,
-    "ignore_eos": False,
     "use_beam_search": False,
     "logit_bias": {},
     "suffix": "",
@@ -78,6 +77,7 @@ class Request(_Fields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
@@ -87,7 +87,8 @@ class Request(_Fields):
         temperature = 0.0 if temperature < 1e-3 else temperature
         seed = secrets.randbits(63) if self.seed is None else self.seed
         top_p = 1.0 if self.top_p is None else self.top_p
-        return {"temperature": temperature, "top_k": self.top_k, "top_p": top_p, "seed": seed, "n": self.n or 1}
+        drawn = {"temperature": temperature, "top_k": self.top_k, "top_p": top_p, "seed": seed, "n": self.n or 1}
+        return drawn | {"past_ends": bool(self.ignore_eos)}
 
     @property
     def with_usage(self) -> bool:

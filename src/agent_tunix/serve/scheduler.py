@@ -44,7 +44,8 @@ Finish = Literal["stop", "length"]
 class Asked:
     """`n` continuations of a prompt, and how they are drawn.
 
-    `top` likeliest tokens are told of beside each that was drawn. `prompt_top` asks for the same of the prompt's tokens.
+    `top` likeliest tokens are told of beside each that was drawn. `prompt_top` asks for the same of the prompt's tokens. With
+    `past_ends` a choice goes on behind an end token, as measurements of speed ask for.
     """
 
     prompt_ids: tuple[int, ...]
@@ -56,6 +57,7 @@ class Asked:
     n: int = 1
     top: int = 0
     prompt_top: int | None = None
+    past_ends: bool = False
 
     @property
     def ways(self) -> Ways:
@@ -104,7 +106,7 @@ class Ticket:
         return choice in self._left
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Row:
     """A choice that waits or is in flight."""
 
@@ -131,6 +133,7 @@ class Scheduler:
         self._model, self._policy = inference.model, policy
         self._scored, self._waiting = deque[Ticket](), deque[_Row]()
         self._rows: list[_Row | None] = []
+        self._entering: list[_Row] = []  # which no longer wait, and are not yet in flight
         self._slots: device.Slots | None = None
         self._closed, self._turn = False, threading.Condition()
         self._thread = threading.Thread(target=self._work, name="scheduler", daemon=True)
@@ -179,7 +182,7 @@ class Scheduler:
     @property
     def in_flight(self) -> int:
         """Choices that are being drawn or wait to be."""
-        return sum(row is not None for row in self._rows) + len(self._waiting) + len(self._scored)
+        return sum(row is not None for row in self._rows) + len(self._entering) + len(self._waiting) + len(self._scored)
 
     def close(self) -> None:
         with self._turn:
@@ -206,11 +209,11 @@ class Scheduler:
     def _fail(self, fault: BrokenError) -> None:
         """Tells all who are in flight, and begins anew without them."""
         with self._turn:
-            rows = [*self._waiting, *filter(None, self._rows)]
+            rows = [*self._waiting, *self._entering, *filter(None, self._rows)]
             tickets = {id(ticket): ticket for ticket in [*self._scored, *(row.ticket for row in rows)]}
             self._scored.clear()
             self._waiting.clear()
-            self._rows, self._slots = [], None
+            self._rows, self._entering, self._slots = [], [], None
         for ticket in tickets.values():
             ticket.put(fault)
 
@@ -257,6 +260,7 @@ class Scheduler:
                 if fits and len(taken) < room:
                     prompts.setdefault(ids, len(prompts))
                     taken.append(row)
+            self._entering = taken
             self._waiting = deque(row for row in self._waiting if row not in taken)
         live = [row for row in self._rows if row is not None]
         longest = max(width, *(row.length + STEPS for row in live), 0) if live else width
@@ -266,6 +270,7 @@ class Scheduler:
         for number, row in zip(free, taken, strict=False):
             self._rows[number] = row
             source[number] = prompts[row.ticket.asked.prompt_ids]
+        self._entering = []
         batch = self._padded([*prompts], width)
         ways, top = self._needed(taken)
         how = self._how()
@@ -302,7 +307,7 @@ class Scheduler:
             for step in range(len(drawn.tokens)):
                 tokens.append(_token(drawn, (step, number), asked.top))
                 row.drawn += 1
-                if tokens[-1].id in ends:
+                if tokens[-1].id in ends and not asked.past_ends:
                     finish = "stop"
                 elif row.drawn >= asked.max_tokens:
                     finish = "length"
