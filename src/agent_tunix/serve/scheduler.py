@@ -44,8 +44,8 @@ Finish = Literal["stop", "length"]
 class Asked:
     """`n` continuations of a prompt, and how they are drawn.
 
-    `top` likeliest tokens are told of beside each that was drawn. `prompt_top` asks for the same of the prompt's tokens. With
-    `past_ends` a choice goes on behind an end token, as measurements of speed ask for.
+    `top` likeliest tokens are told of beside each that was drawn. `prompt_top` asks for the same of the prompt's tokens.
+    With `past_ends` a choice goes on behind an end token, as measurements of speed ask for.
     """
 
     prompt_ids: tuple[int, ...]

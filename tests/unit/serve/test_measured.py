@@ -32,5 +32,5 @@ def test_an_endpoint_measures_what_evaluate_measures(address, tokenizer, tmp_pat
 
     assert not cfg.data.system_prompt, "else the server would have to know it"
     measured = grade(examples, [[text] for text in asyncio.run(answers())])
-    assert 0 < measured["format_accuracy"]
+    assert measured["format_accuracy"] > 0
     assert measured == {name: record[name] for name in measured}

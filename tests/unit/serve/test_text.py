@@ -13,7 +13,7 @@ from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.serve.text import Cut, Decoder, Vocabulary
 
 sys.path.append(str(Path(__file__).parents[1] / "models"))
-from families_of_tokenizers import QWEN, bpe, by, write  # noqa: E402
+from families_of_tokenizers import QWEN, bpe, by, write
 
 TEXTS = ["naïve 日本語 🎉 x", " 12 pears\n\n", "🎉🎉", "def f(x):\n    return x + 1"]
 
@@ -27,9 +27,8 @@ def bytewise(tmp_path_factory):
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_pieces_add_up_to_the_text_and_hold_no_half_characters(bytewise, text):
-    decoder, pieces = Decoder(bytewise), []
-    for token in bytewise.encode(text):
-        pieces.append(decoder.push(token))
+    decoder = Decoder(bytewise)
+    pieces = [decoder.push(token) for token in bytewise.encode(text)]
     assert "".join(pieces) + decoder.flush() == text
     assert not any("\ufffd" in piece for piece in pieces)
 
