@@ -16,12 +16,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agent_tunix.serve.asking import Asking, Choice
-from agent_tunix.serve.protocol import ChatRequest, CompletionRequest, RequestError, parsed
+from agent_tunix.serve.protocol import ChatRequest, CompletionRequest, RequestError, parsed, parsed_generate
 from agent_tunix.serve.responses import Head, Told, usage
 from agent_tunix.serve.scheduler import Asked, BrokenError, OverloadedError, Token
 
 LARGEST_BODY = 2**24  # bytes
-PATHS = "/v1/models, /v1/chat/completions, /v1/completions and /health"
+PATHS = "/v1/models, /v1/chat/completions, /v1/completions, /inference/v1/generate and /health"
 
 
 def app_of(asking: Asking, hosts: Sequence[str] | None) -> ASGIApp:
@@ -35,6 +35,7 @@ def app_of(asking: Asking, hosts: Sequence[str] | None) -> ASGIApp:
         Route("/v1/models/{model:path}", served.model),
         Route("/v1/chat/completions", _posted(served.chat), methods=["POST"]),
         Route("/v1/completions", _posted(served.completions), methods=["POST"]),
+        Route("/inference/v1/generate", _posted(served.generate), methods=["POST"]),
     ]
     handlers: dict[Any, Any] = {HTTPException: _http_fault, Exception: _fault}
     handlers |= dict.fromkeys((RequestError, OverloadedError, BrokenError), _fault)
@@ -228,6 +229,19 @@ class _Served:
                 found.append({"index": len(found), **of})
         drawn = sum(map(_drawn, collected))
         return JSONResponse(head("text_completion", found, usage=usage(asked, drawn)))
+
+    async def generate(self, request: Request, body: bytes) -> Response:
+        """Tokens in and tokens out, as vLLM has it."""
+        asks = parsed_generate(body)
+        self._refuse_others(asks.model)
+        (asked,), told = self._asking.of_completion(asks, None), Told(self._asking.vocabulary, True)
+        ((choices,), _), head = await self._collected([asked], asks.stop), Head("gen", self._name)
+        found = []
+        for index, choice in enumerate(choices):
+            of = {"index": index, "token_ids": [token.id for token in choice.tokens], "finish_reason": choice.finish}
+            found.append(of | {"logprobs": told.of_chat(choice.tokens) if asks.logprobs is not None else None})
+        answer = head("generate", found, usage=usage([asked], _drawn(choices)), prompt_token_ids=list(asked.prompt_ids))
+        return JSONResponse({"request_id": answer["id"], **answer})
 
     def _completion(
         self, asks: CompletionRequest, asked: Asked, choice: Choice | None, prompt: Sequence[Token], told: Told

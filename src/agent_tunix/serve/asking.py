@@ -93,8 +93,8 @@ class Asking:
         except UserError as mistake:
             raise RequestError(str(mistake), param="messages") from mistake
 
-    def of_completion(self, request: CompletionRequest) -> list[Asked]:
-        """What is asked of each prompt of a request."""
+    def of_completion(self, request: CompletionRequest, usual: int | None = 16) -> list[Asked]:
+        """What is asked of each prompt of a request; `usual` tokens where it does not say how many, None: as fit."""
         found, vocabulary = list[Asked](), self.opened.inference.model.arch.vocab_size
         encode = self.tokenizer.begun if request.add_special_tokens else self.tokenizer.encode
         for prompt in request.prompts():
@@ -103,7 +103,7 @@ class Asking:
                 raise RequestError(
                     f"prompt: {strange[0]} is no token; the model has {vocabulary}, from 0 on.", param="prompt"
                 )
-            most = 16 if request.max_tokens is None else request.max_tokens
+            most = usual if request.max_tokens is None else request.max_tokens
             scored = (request.logprobs or 0) if request.echo and request.logprobs is not None else None
             asked = dataclasses.replace(self.asked(ids, most, "prompt"), **request.drawing(), prompt_top=scored)
             found.append(dataclasses.replace(asked, top=request.logprobs or 0))

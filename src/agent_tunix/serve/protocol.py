@@ -78,6 +78,7 @@ class Request(_Fields):
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=64)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
@@ -88,7 +89,7 @@ class Request(_Fields):
         seed = secrets.randbits(63) if self.seed is None else self.seed
         top_p = 1.0 if self.top_p is None else self.top_p
         drawn = {"temperature": temperature, "top_k": self.top_k, "top_p": top_p, "seed": seed, "n": self.n or 1}
-        return drawn | {"past_ends": bool(self.ignore_eos)}
+        return drawn | {"past_ends": bool(self.ignore_eos), "stop_ids": tuple(self.stop_token_ids or ())}
 
     @property
     def with_usage(self) -> bool:
@@ -190,12 +191,31 @@ class CompletionRequest(Request):
 
 def parsed(kind: type[Request], body: bytes) -> Any:
     """A request of some kind; what is not one raises a `RequestError` that names the field."""
+    return _validated(kind, _object(body))
+
+
+def parsed_generate(body: bytes) -> CompletionRequest:
+    """vLLM's request of tokens in and tokens out, as `renderers` sends it for verifiers."""
+    found = _object(body)
+    ids, how = found.get("token_ids"), found.get("sampling_params") or {}
+    if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
+        raise RequestError("token_ids: must be the tokens of a prompt.", param="token_ids")
+    if not isinstance(how, Mapping):
+        raise RequestError("sampling_params: must be an object.", param="sampling_params")
+    return _validated(CompletionRequest, {**how, "model": found.get("model"), "prompt": ids})
+
+
+def _object(body: bytes) -> Mapping[str, Any]:
     try:
         found = json.loads(body)
     except (ValueError, RecursionError) as fault:
         raise RequestError(f"The body is not JSON: {fault}") from fault
     if not isinstance(found, Mapping):
         raise RequestError("The body is not a JSON object.")
+    return found
+
+
+def _validated(kind: type[Request], found: Mapping[str, Any]) -> Any:
     try:
         request = kind.model_validate(found)
     except ValidationError as faults:

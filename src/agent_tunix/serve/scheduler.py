@@ -58,6 +58,7 @@ class Asked:
     top: int = 0
     prompt_top: int | None = None
     past_ends: bool = False
+    stop_ids: tuple[int, ...] = ()  # tokens that end a choice, beside the model's own
 
     @property
     def ways(self) -> Ways:
@@ -307,7 +308,7 @@ class Scheduler:
             for step in range(len(drawn.tokens)):
                 tokens.append(_token(drawn, (step, number), asked.top))
                 row.drawn += 1
-                if tokens[-1].id in ends and not asked.past_ends:
+                if tokens[-1].id in asked.stop_ids or (tokens[-1].id in ends and not asked.past_ends):
                     finish = "stop"
                 elif row.drawn >= asked.max_tokens:
                     finish = "length"

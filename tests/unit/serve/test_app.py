@@ -156,6 +156,23 @@ def test_what_loglikelihoods_are_made_of(client, tokenizer, policy):
     assert greedy == [True, False], "the model says just this after its question, and not after other words"
 
 
+def test_tokens_in_and_tokens_out(send, tokenizer):
+    """As the training client of verifiers asks."""
+    ids = tokenizer.encode(tokenizer.chat.prompt(QUESTION))
+    how = {"temperature": 0, "logprobs": 1, "stop_token_ids": [tokenizer.encode("=")[0]], "skip_special_tokens": False}
+    path = "/inference/v1/generate"
+    status, found = send({"model": MODEL, "token_ids": ids, "sampling_params": how}, path)
+    assert status == 200
+    (choice,) = found["choices"]
+    assert tokenizer.decode(choice["token_ids"]) == "<reasoning>40+18="
+    assert [one["token"] for one in choice["logprobs"]["content"]] == [f"token_id:{i}" for i in choice["token_ids"]]
+    assert (choice["finish_reason"], found["prompt_token_ids"]) == ("stop", ids)
+    without = send({"model": MODEL, "token_ids": ids, "sampling_params": {"temperature": 0}}, path)[1]["choices"][0]
+    assert tokenizer.decode(without["token_ids"]) == ANSWER
+    for wrong in ({"token_ids": []}, {"token_ids": "a"}, {"token_ids": ids, "sampling_params": 3}, {"token_ids": [10**9]}):
+        assert send({"model": MODEL, **wrong}, path)[0] == 400
+
+
 def test_64_at_once_have_the_answers_that_each_has_alone(address, client):
     def asked(number: int) -> dict:
         text = f"Ben has {number} coins. Ben wants 40. How many more coins does Ben need?"
