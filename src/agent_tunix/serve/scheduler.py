@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import threading
 from collections import deque
@@ -383,12 +384,13 @@ def _doubled(least: int) -> Any:
 
 
 def _rows(ticket: Ticket) -> list[_Row]:
-    """The choices of a request, each with a key of its own."""
-    seed = ticket.asked.seed % 2**64
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        key = jax.random.fold_in(jax.random.key(seed % 2**32), seed >> 32)
-        keys = [jax.random.key_data(jax.random.fold_in(key, choice)) for choice in range(ticket.asked.n)]
-    return [_Row(ticket, choice, np.asarray(key)) for choice, key in enumerate(keys)]
+    """The choices of a request, each with a key of its own, which is made without the device: it is at work."""
+
+    def key(choice: int) -> np.ndarray:
+        digest = hashlib.blake2b(f"{ticket.asked.seed}, choice {choice}".encode(), digest_size=8).digest()
+        return np.frombuffer(digest, "<u4").astype(np.uint32)
+
+    return [_Row(ticket, choice, key(choice)) for choice in range(ticket.asked.n)]
 
 
 def _token(drawn: device.Drawn, at: tuple[int, int], top: int, ids: Sequence[int] | None = None) -> Token:

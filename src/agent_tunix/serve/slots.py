@@ -224,7 +224,7 @@ def _draw(logits_BV: jax.Array, how: How, step_B: jax.Array, pad_id: int, ways: 
 
 
 def _uniform(key_2: jax.Array, step: jax.Array) -> jax.Array:
-    return jax.random.uniform(jax.random.fold_in(jax.random.wrap_key_data(key_2), step))
+    return jax.random.uniform(jax.random.fold_in(jax.random.wrap_key_data(key_2, impl="threefry2x32"), step))
 
 
 def _told(logits_NV: jax.Array, tokens_N: jax.Array, top: int) -> Drawn:
