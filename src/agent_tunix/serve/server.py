@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import logging
 import socket
 import threading
 import time
@@ -47,11 +48,12 @@ def run(cfg: ServeConfig, overrides: Sequence[str], console: Console) -> None:
         server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=PATIENCE, **quiet))
         host, port = cfg.serve.host, listening.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
-        if not local:
-            say(console, f"warning: serve.host={host} lets every machine that reaches this one ask the model.")
-        say(console, f"{opened.name} is served at http://{shown}:{port}/v1 (Ctrl-C ends it)")
         try:
-            _serve(server, listening)
+            with ended_as_by_interrupts():  # before it says that it serves
+                if not local:
+                    say(console, f"warning: serve.host={host} lets every machine that reaches this one ask the model.")
+                say(console, f"{opened.name} is served at http://{shown}:{port}/v1 (Ctrl-C ends it)")
+                _serve(server, listening)
         except KeyboardInterrupt:
             console.print("")
         finally:
@@ -62,13 +64,13 @@ def _serve(server: Any, listening: socket.socket) -> None:
     """Until an interrupt, which is raised while this thread sleeps: uvicorn leaves signals alone in a thread of its own."""
     serving = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     serving.start()
-    with ended_as_by_interrupts():
-        try:
-            while serving.is_alive():
-                time.sleep(TURN)
-        finally:
-            server.should_exit = True
-            serving.join()
+    try:
+        while serving.is_alive():
+            time.sleep(TURN)
+    finally:
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # answers that are cut off now are no faults
+        server.should_exit = True
+        serving.join()
 
 
 def _uvicorn() -> Any:
