@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from agent_tunix.algorithm.schedules import SCHEDULES
 from agent_tunix.config.load import config_folder, keys, validate
-from agent_tunix.config.schema import Config
+from agent_tunix.config.schema import Config, ServeConfig
 from agent_tunix.lab.plan.plot import as_svg
 from agent_tunix.lab.tune.config import LrFindConfig, TuneConfig
 from agent_tunix.training.horizon import make_plan
@@ -19,13 +19,18 @@ from agent_tunix.training.horizon import make_plan
 PAGE = Path(__file__).parents[1] / "docs" / "configuration" / "keys.md"
 CURVES = PAGE.parent / "schedules"
 UPDATES = 100
-VERBS = {"config": Config, "lr_find": LrFindConfig, "tune": TuneConfig}  # the configurations that are explained, by file
+VERBS = {
+    "config": Config,
+    "lr_find": LrFindConfig,
+    "tune": TuneConfig,
+    "serve": ServeConfig,
+}  # the configurations that are explained, by file
 HEAD = """# Every configuration key
 
 Generated from the schema by `make docs`. Defaults are those of `python run_training.py` with no overrides; a group's
-other choices are the files of its folder in `conf/`. The sections `lr_find` and `tune` are
-those of `agent-tunix lr-find` and `agent-tunix tune`; what `evaluate.py` and `agent-tunix export` take besides is said
-in [the training API](../api/train.rst).
+other choices are the files of its folder in `conf/`. The sections `lr_find`, `tune` and `serve` are those of
+`agent-tunix lr-find`, `agent-tunix tune` and `agent-tunix serve`; what `evaluate.py` and `agent-tunix export` take
+besides is said in [the training API](../api/train.rst).
 """
 
 
@@ -37,6 +42,8 @@ def render() -> str:
     for key in dict.fromkeys(key for kind in VERBS.values() for key in keys(kind)):
         file, field = explained[key]
         group = key.rpartition(".")[0]
+        if not group and file != "config":  # the run that is served
+            continue
         if group != section:
             section = group
             lines += [f"\n## {group or 'top level'}\n", "| key | default | meaning |", "|---|---|---|"]

@@ -28,7 +28,7 @@ with signals.heeded_by(signals.leave):  # what follows takes time to load
     from agent_tunix.config.load import as_given, did_you_mean, hydra_arguments, search_path, validate
     from agent_tunix.config.output_folders import relative
     from agent_tunix.config.resumed import anchored
-    from agent_tunix.config.schema import Config, ExportConfig
+    from agent_tunix.config.schema import ChatConfig, Config, ExportConfig, ServeConfig
     from agent_tunix.console import Screen, unhindered
     from agent_tunix.engine import heartbeat
     from agent_tunix.errors import DivergenceError, StoppedError, UserError, insist_on_interrupts, mistake_of
@@ -69,6 +69,16 @@ def export() -> None:
     _hydra("export", _export)
 
 
+def serve() -> None:
+    """Serves a run's model to clients of OpenAI's interface; see `agent-tunix serve --help`."""
+    _hydra("serve", _serve)
+
+
+def chat() -> None:
+    """Talks with a run's model in the terminal; see `agent-tunix chat --help`."""
+    _hydra("chat", _chat)
+
+
 def doctor() -> None:
     """Says what is wrong with a run or a sweep, from its folder; see `agent-tunix doctor --help`."""
     with _command():
@@ -96,7 +106,7 @@ def watch() -> None:
 def main() -> None:
     """`agent-tunix <verb> <overrides>`."""
     verbs = {"train": train, "plan": plan, "lr-find": lr_find, "tune": tune, "evaluate": evaluate, "export": export}
-    verbs |= {"doctor": doctor, "report": report, "watch": watch}
+    verbs |= {"serve": serve, "chat": chat, "doctor": doctor, "report": report, "watch": watch}
     verb = sys.argv.pop(1) if len(sys.argv) > 1 else ""
     if verb not in verbs:
         usage = "\n".join(
@@ -200,6 +210,25 @@ def _export(composed: DictConfig) -> None:
     workflow.run(validate(composed, ExportConfig), console)
 
 
+def _serve(composed: DictConfig) -> None:
+    from agent_tunix.serve import server
+
+    _refuse_sweep("serve")
+    server.run(anchored(validate(composed, ServeConfig)), HydraConfig.get().overrides.task, console)
+
+
+def _chat(composed: DictConfig) -> None:
+    from agent_tunix.serve import chat as workflow
+
+    _refuse_sweep("chat")
+    workflow.run(anchored(validate(composed, ChatConfig)), HydraConfig.get().overrides.task, console)
+
+
+def _refuse_sweep(verb: str) -> None:
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        raise UserError(f"{verb} asks one model: leave out --multirun, and start it once for each run.")
+
+
 def _hydra(config_name: str, task: Callable[[DictConfig], float | None], several: bool = False) -> None:
     """Runs a task under Hydra, alone or, where it can be done by `several`, with the other processes of a launch."""
     with _command():
@@ -256,7 +285,7 @@ def answering() -> Iterator[None]:
 def _one_process(launch: Launch) -> str:
     return (
         f"This is one of several processes ({launch.launcher}). Together they can train or evaluate one run;\n"
-        "sweeps, tune, lr-find and export need a single process: start only one, or add --processes 1."
+        "sweeps, tune, lr-find, export, serve and chat need a single process: start only one, or add --processes 1."
     )
 
 

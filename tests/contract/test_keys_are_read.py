@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
+import signal
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,10 +16,11 @@ from hydra import compose, initialize_config_dir
 
 from agent_tunix.config import schema
 from agent_tunix.config.load import config_folder, keys, section_of, validate
-from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig, InferenceSection
+from agent_tunix.config.schema import ChatConfig, Config, EvaluateConfig, ExportConfig, InferenceSection, ServeConfig
 from agent_tunix.environments import arithmetic
 from agent_tunix.errors import UserError
 from agent_tunix.lab.tune.config import LrFindConfig, TuneConfig
+from agent_tunix.serve import server
 from agent_tunix.training import evaluation, loading
 
 LONG_RUNS = True  # they share the programs of the others
@@ -66,7 +70,9 @@ def table(path: Path) -> None:
     path.write_text("".join(json.dumps({"q": problem.question, "a": "#### 7"}) + "\n" for problem in problems))
 
 
-def test_every_other_key_is_read_by_a_workflow(command, reads, tmp_path):
+def test_every_other_key_is_read_by_a_workflow(command, reads, tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "time", Mock(sleep=lambda seconds: signal.raise_signal(signal.SIGINT)))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("How many?\n"))
     table(tmp_path / "rows.jsonl")
     small = [*SMALL, "training.num_batches=1"]
     solvable = ["data.solve_rate=[0.0,1.0]", "data.solve_attempts=2"]
@@ -78,13 +84,16 @@ def test_every_other_key_is_read_by_a_workflow(command, reads, tmp_path):
         ["evaluate", "run=first", "evaluation.num_examples=8"],
         ["export", "run=first", "format=merged"],
         ["lr-find", *small, "lr_find.num_steps=12"],
+        ["serve", "run=first", "serve.port=0"],
+        ["chat", "run=first"],
         ["tune", *small, "tune.budget=16", "tune.rates=2", "tune.warmup_ratios=[]", "tune.weight_decays=[]", "tune.seeds=2"],
     ):
         outcome = command(*arguments)
         assert outcome.code == 0, outcome.err
     assert "gemma3_tiny reads generated arithmetic only" in command("plan", *SMALL, "data=reasoning_gym").err
     consumed_whole = (InferenceSection,)  # by model_dump; the test below is its
-    ours = declared(EvaluateConfig) | declared(ExportConfig) | declared(LrFindConfig) | declared(TuneConfig)
+    kinds = (EvaluateConfig, ExportConfig, LrFindConfig, TuneConfig, ServeConfig, ChatConfig)
+    ours = {name: key for kind in kinds for name, key in declared(kind).items()}
     assert {key for (kind, name), key in ours.items() if kind not in consumed_whole and (kind, name) not in reads} == set()
 
 

@@ -15,6 +15,7 @@ LAYERS = [
     "cli",
     "verbs",
     "lab",
+    "serve",
     "training",
     "environments",
     "engine",

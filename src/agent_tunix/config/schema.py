@@ -491,6 +491,35 @@ class EvaluateConfig(Config):
     inference_config: InferenceSection
 
 
+class ServedConfig(Config):
+    """A training configuration, or a run, whose model is asked."""
+
+    run: str | None = Field(description="Folder of a run whose model is asked; null: the base model.")
+    step: StepOrBest | None = Field(
+        description="Checkpoint that is asked; null: last; best: by accuracy; 0: before training."
+    )
+
+
+class ServeSection(Section):
+    host: str = Field(description="Address to listen at. Any other than 127.0.0.1 lets other machines ask the model.")
+    port: int = Field(ge=0, le=65535, description="Port to listen at; 0: any that is free.")
+    max_batch: Annotated[int, Field(ge=1, le=4096)] = Field(description="Choices that are drawn at once; others wait.")
+    max_length: Length = Field(description="Tokens that a prompt and what is drawn after it may have together.")
+
+
+class ServeConfig(ServedConfig):
+    """The configuration of `agent-tunix serve`."""
+
+    serve: ServeSection
+
+
+class ChatConfig(ServedConfig):
+    """The configuration of `agent-tunix chat`."""
+
+    inference_config: InferenceSection
+    max_length: Length = Field(description="Tokens that a conversation may have.")
+
+
 class ExportConfig(Section):
     """The configuration of `agent-tunix export`."""
 

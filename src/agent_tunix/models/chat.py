@@ -211,7 +211,7 @@ class Chat:
 
         `ending` is what the template writes behind an assistant's words, which a turn that was sampled has already.
         """
-        replies = [message if message["role"] != TOOL or self._takes_tools else _by_user(message) for message in replies]
+        replies = [message if message["role"] != TOOL or self.takes_tools else by_user(message) for message in replies]
         said = [ASKED, {"role": "assistant", "content": MARK}, *replies]
         text = self.template.write(said, True, thinking, tools if self.tells_of_tools else ()).partition(MARK)[2]
         return text.removeprefix(ending)
@@ -226,7 +226,7 @@ class Chat:
             return False
 
     @cached_property
-    def _takes_tools(self) -> bool:
+    def takes_tools(self) -> bool:
         """Whether the template writes what a tool returned."""
         said = [ASKED, {"role": "assistant", "content": "!"}, {"role": TOOL, "name": "f", "content": MARK}]
         try:
@@ -261,7 +261,7 @@ class Chat:
             return False
 
 
-def _by_user(message: Message) -> Message:
+def by_user(message: Message) -> Message:
     """What a tool returned, for a template that knows no tools: the user says it."""
     return {"role": "user", "content": message["content"]}
 

@@ -106,6 +106,10 @@ class Tokenizer:
         """The text of tokens, without those that begin, end and fill up texts."""
         return self._backend.decode([i for i in ids if i not in self._control])
 
+    def name_of(self, token: int) -> str:
+        """A token as the vocabulary has it, which may write blanks and bytes in a way of its own."""
+        return self._backend.text_of(token)
+
     def _id(self, token: str | None) -> int | None:
         return None if token is None else self._backend.id_of(token)
 

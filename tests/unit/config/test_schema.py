@@ -7,10 +7,10 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 from agent_tunix.config.load import keys, validate
-from agent_tunix.config.schema import Config, EvaluateConfig, ExportConfig, TrainingSection
+from agent_tunix.config.schema import ChatConfig, Config, EvaluateConfig, ExportConfig, ServeConfig, TrainingSection
 from agent_tunix.lab.tune.config import LrFindConfig, TuneConfig
 
-KINDS = (EvaluateConfig, ExportConfig, LrFindConfig, TuneConfig)
+KINDS = (EvaluateConfig, ExportConfig, LrFindConfig, TuneConfig, ServeConfig, ChatConfig)
 TRAINING = {
     "method": "grpo",
     "init_from": None,
