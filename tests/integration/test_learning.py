@@ -1,6 +1,6 @@
 """Reinforcement learning visibly works, and not by accident: the same run on shuffled advantages learns nothing.
 
-Some of a demo's batches are enough to tell.
+Half of a demo's batches are enough to tell.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from agent_tunix.training.run_folder import read_records
 LONG_RUNS = True
 
 
-def accuracies(command, tmp_path, experiment: str, batches: int = 20) -> list[dict]:
-    some = [f"training.num_batches={batches}", "training.eval_every_n_steps=null"]
-    outcome = command("train", f"+experiment={experiment}", *some, f"hydra.run.dir={experiment}")
+def accuracies(command, tmp_path, experiment: str) -> list[dict]:
+    half = ["training.num_batches=20", "training.eval_every_n_steps=null"]
+    outcome = command("train", f"+experiment={experiment}", *half, f"hydra.run.dir={experiment}")
     assert outcome.code == 0, outcome.err
     return read_records(tmp_path / experiment / "evals.jsonl")
 
@@ -35,7 +35,7 @@ def test_the_control_does_not(command, tmp_path):
 
 
 def test_the_demo_learns_to_call_its_tool(command, tmp_path):
-    before, after = accuracies(command, tmp_path, "tool_quick_test", 15)
+    before, after = accuracies(command, tmp_path, "tool_quick_test")
     assert before["accuracy"] <= 0.4
     assert after["accuracy"] >= 0.7
     assert after["sampled_accuracy"] >= before["sampled_accuracy"] + 0.2
@@ -44,6 +44,6 @@ def test_the_demo_learns_to_call_its_tool(command, tmp_path):
 
 
 def test_its_control_does_not(command, tmp_path):
-    before, after = accuracies(command, tmp_path, "tool_control", 15)
+    before, after = accuracies(command, tmp_path, "tool_control")
     assert after["accuracy"] <= before["accuracy"] + 0.1
     assert after["sampled_accuracy"] <= before["sampled_accuracy"] + 0.1
