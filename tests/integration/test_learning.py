@@ -1,6 +1,6 @@
 """Reinforcement learning visibly works, and not by accident: the same run on shuffled advantages learns nothing.
 
-Half of the demo's batches are enough to tell.
+Half of a demo's batches are enough to tell.
 """
 
 from __future__ import annotations
@@ -30,5 +30,20 @@ def test_the_demo_learns(command, tmp_path):
 
 def test_the_control_does_not(command, tmp_path):
     before, after = accuracies(command, tmp_path, "control")
+    assert after["accuracy"] <= before["accuracy"] + 0.1
+    assert after["sampled_accuracy"] <= before["sampled_accuracy"] + 0.1
+
+
+def test_the_demo_learns_to_call_its_tool(command, tmp_path):
+    before, after = accuracies(command, tmp_path, "tool_quick_test")
+    assert before["accuracy"] <= 0.4
+    assert after["accuracy"] >= 0.7
+    assert after["sampled_accuracy"] >= before["sampled_accuracy"] + 0.2
+    assert before["episode/calling"] < 0.8
+    assert after["episode/calling"] > 0.9
+
+
+def test_its_control_does_not(command, tmp_path):
+    before, after = accuracies(command, tmp_path, "tool_control")
     assert after["accuracy"] <= before["accuracy"] + 0.1
     assert after["sampled_accuracy"] <= before["sampled_accuracy"] + 0.1

@@ -140,6 +140,24 @@ def test_completions_are_shown_as_text(open_page, browser):
     assert "advantage 0.5" in texts(browser, ".samples article")[0]
 
 
+def test_an_episode_is_shown_turn_by_turn_as_text(open_page, browser, write_run, tmp_path):
+    folder = write_run(tmp_path / "run")
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": HOSTILE}}}
+    said = [
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": HOSTILE, "tool_calls": [call]},
+        {"role": "tool", "name": HOSTILE, "content": HOSTILE},
+        {"role": "assistant", "content": "2"},
+    ]
+    sample = {"step": 1, "prompt": "1+1?", "answer": "2", "completion": "2", "transcript": said}
+    (folder / "samples.jsonl").write_text(json.dumps(sample))
+    write_report(folder)
+    open_page(folder)
+    assert texts(browser, ".samples article pre") == [HOSTILE, HOSTILE, "2"]
+    assert texts(browser, ".samples .who") == ["assistant", HOSTILE, "assistant"]
+    assert texts(browser, ".samples .turn code") == [f"f(x={HOSTILE!r})"]
+
+
 def test_worked_answers_are_not_called_completions_of_the_model(open_page, browser, write_run, tmp_path):
     folder = write_run(tmp_path / "run", training__method="supervised")
     (folder / "samples.jsonl").write_text('{"step": 1, "prompt": "1+1?", "answer": "2", "completion": "1+1=2"}')

@@ -322,7 +322,9 @@ class DataSection(Section):
     )
     task: str | None = Field(default=None, description="Which of reasoning-gym's generators makes the problems.")
     level: Step | None = Field(
-        default=None, description="Level of that task's curriculum, 0 the easiest; null: as the generator is by itself."
+        default=None,
+        description="Level of the problems, 0 the easiest: of that task's curriculum, or of arithmetic's numbers, which go "
+        "up to 49 at level 0 and from 100 to 499 at level 1. null: as the generator is by itself.",
     )
     settings: dict[str, Any] = Field(default={}, description="Settings of that generator by name, as {min_terms: 3}.")
     scorer: str | None = Field(
@@ -342,6 +344,8 @@ class DataSection(Section):
     @model_validator(mode="after")
     def _a_task_has_a_generator(self) -> DataSection:
         given = {"task": self.task, "level": self.level, "settings": self.settings or None}
+        if self.source == "arithmetic":
+            del given["level"]
         if self.source != "reasoning_gym" and (stray := [key for key, value in given.items() if value is not None]):
             raise ValueError(f"source={self.source} has no {stray[0]}; data=reasoning_gym has")
         if self.source == "reasoning_gym" and self.task is None:

@@ -4,7 +4,7 @@
     remainder   Ann has 12 pears. Ann gives away 7. How many pears does Ann have?            a - b
     shortfall   Ann has 7 pears. Ann wants 12. How many more pears does Ann need?            a - b
 
-Each has the greater number for a, here 12, wherever it stands.
+Each has the greater number for a, here 12, wherever it stands. Numbers go up to 49 at level 0, from 100 to 499 at level 1.
 
 Training, validation and test problems are split by the pair of numbers: no held-out problem is a renamed training problem.
 """
@@ -12,13 +12,14 @@ Training, validation and test problems are split by the pair of numbers: no held
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import random
 import zlib
 
 from agent_tunix.errors import UserError
 
-LARGEST = 49
+LEVELS = (range(1, 50), range(100, 500))  # the numbers of each
 NAMES = ("Ann", "Ben", "Eva", "Tom")
 THINGS = ("pears", "books", "coins", "cards")
 TEMPLATES = {
@@ -62,14 +63,14 @@ def split_of(a: int, b: int) -> str:
     return {8: "validation", 9: "test"}.get(bucket, "train")
 
 
-def how_many(split: str) -> int:
+def how_many(split: str, level: int | None = None) -> int:
     """All problems of a split ("train", "validation", "test")."""
-    return len(_pairs(split)) * len(_words())
+    return len(_pairs(split, level or 0)) * len(_words())
 
 
-def generate(count: int, seed: int, split: str) -> list[Problem]:
-    """`count` different problems of a split, the same for the same seed."""
-    pairs, words, available = _pairs(split), _words(), how_many(split)
+def generate(count: int, seed: int, split: str, level: int | None = None) -> list[Problem]:
+    """`count` different problems of a split, the same for the same seed. The level None is 0."""
+    pairs, words, available = _pairs(split, level or 0), _words(), how_many(split, level)
     if count > available:
         raise UserError(
             f"{count} problems of arithmetic are asked for, and the {split} split has {available}: "
@@ -79,8 +80,12 @@ def generate(count: int, seed: int, split: str) -> list[Problem]:
     return [Problem(*words[i % len(words)], *pairs[i // len(words)]) for i in drawn]
 
 
-def _pairs(split: str) -> list[tuple[int, int]]:
-    return [(a, b) for a in range(1, LARGEST + 1) for b in range(1, a + 1) if split_of(a, b) == split]
+@functools.cache
+def _pairs(split: str, level: int) -> list[tuple[int, int]]:
+    if level >= len(LEVELS):
+        raise UserError(f"data.level={level}: arithmetic has the levels 0 to {len(LEVELS) - 1}.")
+    numbers = LEVELS[level]
+    return [(a, b) for a in numbers for b in range(numbers.start, a + 1) if split_of(a, b) == split]
 
 
 def _words() -> list[tuple[str, str, str]]:

@@ -36,8 +36,8 @@ class Example:
     messages: tuple[Mapping[str, str], ...] = ()
 
 
-def arithmetic_rows(split: str, count: int, seed: int) -> list[Row]:
-    problems = arithmetic.generate(count, seed, split)
+def arithmetic_rows(split: str, count: int, seed: int, level: int | None = None) -> list[Row]:
+    problems = arithmetic.generate(count, seed, split, level)
     rows = [Row(p.question, str(p.answer), f"{p.a}{p.operation}{p.b}={p.answer}") for p in problems]
     return [dataclasses.replace(row, fields={"question": row.question, "answer": row.answer}) for row in rows]
 

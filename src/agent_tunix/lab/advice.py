@@ -27,6 +27,14 @@ HOW_TO_LEARN = (
 )  # not carried over from a warm start, but for what is
 SAME_HERE = ("training.train_fraction", "training.micro_batch_size", "training.batch_size")  # held out, and what fits
 
+DEMOS = {  # the shipped checkpoints, and what to try after a run of theirs
+    "package:tiny": (
+        ["+experiment=control"],
+        ["+experiment=quick_test", "--multirun", "optimizer.learning_rate=1e-7,1e-6,1e-5,1e-4"],
+    ),
+    "package:tiny_tool": (["+experiment=tool_control"],),
+}
+
 
 class LabAdvisor(Advisor):
     """Says what plan, doctor and report would say."""
@@ -71,11 +79,9 @@ class LabAdvisor(Advisor):
             kept = [o for o in all_own if o.startswith(SAME_HERE) or o in less(all_own, *HOW_TO_LEARN)]
             best = ["training.init_step=best"] if cfg.training.keep_best else []
             return [join([*kept, f"training.init_from={value_text(str(folder))}", *best]), evaluate, export, examine]
-        if (cfg.model.weights, cfg.data.source) == ("package:tiny", "arithmetic"):
-            rates = "optimizer.learning_rate=1e-7,1e-6,1e-5,1e-4"
+        if cfg.model.weights in DEMOS and cfg.data.source == "arithmetic":
             of_best = [export] if cfg.training.keep_best else []
-            further = [join(["+experiment=control"]), join(["+experiment=quick_test", "--multirun", rates])]
-            return [evaluate, *of_best, examine, *further]
+            return [evaluate, *of_best, examine, *map(join, DEMOS[cfg.model.weights])]
         return [evaluate, export, examine]
 
     def report(self, folder: Path, notice: Callable[[str], None]) -> None:

@@ -231,7 +231,8 @@ def _generated(cfg: Config, split: str, limit: int | None) -> list[Row]:
         raise UserError("data.num_examples=null: generated data needs a number of examples.")
     count = round(limit * cfg.training.train_fraction) if split == "train" else limit
     if cfg.data.source == "arithmetic":
-        return arithmetic_rows(split, count if split == "train" else min(count, how_many(split)), cfg.seed)
+        level = cfg.data.level
+        return arithmetic_rows(split, count if split == "train" else min(count, how_many(split, level)), cfg.seed, level)
     held_out = _generated(cfg, "validation", cfg.evaluation.num_examples) if split == "train" else []
     return reasoning_gym.rows(cfg.data, split, count, cfg.seed, {row.question for row in held_out})
 

@@ -35,7 +35,7 @@ from agent_tunix.training.evaluation import answers_to, grade
 from agent_tunix.training.guard import MAX_ROLLBACKS, Interruption, fault_of
 from agent_tunix.training.horizon import hyperparameters
 from agent_tunix.training.metrics import Clock, cost_record, update_record
-from agent_tunix.training.play import Answers
+from agent_tunix.training.play import Answers, turns_of
 from agent_tunix.training.progress import Bars, Display, print_summary, say
 from agent_tunix.training.resume import counting_on, restored
 from agent_tunix.training.rollouts import demonstrations, make_batch, sample_groups
@@ -271,8 +271,13 @@ def evaluate_policy(r: Setup, state: TrainState, out: Outputs) -> list[Record]:
         out.folder.evaluation(record)
         out.display.evaluation(record)
     evaluate_sets(r, state, out)
-    shown = list(zip(examples, found.texts, strict=False))[:SAMPLES_SHOWN]
-    return [{"question": e.question, "answer": e.answer, "completion": text[0]} for e, text in shown]
+    shown: list[Record] = [
+        {"question": example.question, "answer": example.answer, "completion": texts[0]}
+        for example, texts in zip(examples[:SAMPLES_SHOWN], found.texts, strict=False)
+    ]
+    for sample, transcript in zip(shown, found.transcripts, strict=False):
+        sample["turns"] = turns_of(transcript)
+    return shown
 
 
 def best_step(r: Setup, step: int, out: Outputs) -> int | None:

@@ -81,13 +81,20 @@ class Episode:
 class Answers:
     """What a policy has said to some problems, `texts` by problem and pass.
 
-    Of episodes in a world, `solved` says how far the world takes each for solved, where it does, and `record` what they were
-    like.
+    Of episodes in a world, `solved` says how far the world takes each for solved, where it does, `record` what they were
+    like, and `transcripts` all that was said in the first of each problem.
     """
 
     texts: list[list[str]]
     solved: list[float | None] = dataclasses.field(default_factory=list)
     record: Record = dataclasses.field(default_factory=dict)
+    transcripts: list[list[Message]] = dataclasses.field(default_factory=list)
+
+
+def turns_of(transcript: Sequence[Message]) -> list[tuple[str, str]]:
+    """Who says what from the model's first turn on: a role or the name of a tool, and the text."""
+    first = next((place for place, message in enumerate(transcript) if message["role"] == "assistant"), len(transcript))
+    return [(str(message.get("name") or message["role"]), str(message["content"])) for message in transcript[first:]]
 
 
 @dataclasses.dataclass(frozen=True)

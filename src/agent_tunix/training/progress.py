@@ -80,7 +80,8 @@ class Display:
         else:  # a supervised run, which has no reference
             gain, kl = f"loss {record['loss']:.3f}", ""
         speed = f"{record['tokens_per_second']:,.0f} tok/s"
-        line = f"{gain}  held-out {self._accuracy}  lr {record['lr']:.1e}  {kl}{speed}{self._guard}"
+        calling = f"calling {record['episode/calling']:.0%}  " if "episode/calling" in record else ""
+        line = f"{gain}  {calling}held-out {self._accuracy}  lr {record['lr']:.1e}  {kl}{speed}{self._guard}"
         self._draw(line, completed=record["step"])
         if self._lines and record["step"] % max(1, self._total // self._lines) == 0:
             self.notice(f"step {record['step']:>{len(str(self._total))}}/{self._total}  {line}")
@@ -97,7 +98,8 @@ class Display:
             return
         self._accuracy = f"{record['accuracy']:.1%}"
         sampled = f", sampled {record['sampled_accuracy']:.1%}" if "sampled_accuracy" in record else ""
-        self.notice(f"step {record['step']}: held-out accuracy {self._accuracy}{sampled} ({record['n']} problems)")
+        calling = f", {record['episode/calling']:.0%} call a tool" if "episode/calling" in record else ""
+        self.notice(f"step {record['step']}: held-out accuracy {self._accuracy}{sampled}{calling} ({record['n']} problems)")
 
 
 def counted(number: int, what: str) -> str:
@@ -109,6 +111,12 @@ def say(console: Console, text: str) -> None:
     console.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
+def _said(sample: Record) -> str:
+    """A completion, or the turns of an episode below each other, those of others with their names."""
+    turns = [text if who == "assistant" else f"{who}: {text}" for who, text in sample.get("turns", ())]
+    return "\n        ".join(turns) or sample["completion"]
+
+
 def print_summary(
     console: Console, folder: Path, summary: Record, before: Sequence[Record], after: Sequence[Record], best: str = ""
 ) -> None:
@@ -117,15 +125,16 @@ def print_summary(
     for column in ("held-out", "before", "after"):
         table.add_column(column, justify="left" if column == "held-out" else "right")
     first, final = summary["first_eval"] or {}, summary["final_eval"] or {}
-    for key in ("accuracy", "sampled_accuracy", "partial_accuracy", "format_accuracy"):
+    for key in ("accuracy", "sampled_accuracy", "partial_accuracy", "format_accuracy", "episode/calling"):
         if key in first and key in final:
             end = f"{final[key]:.1%}" if final["step"] > first["step"] else "-"  # stopped before its second evaluation
-            table.add_row(key.replace("_", " "), f"{first[key]:.1%}", end)
+            name = "calling a tool" if key == "episode/calling" else key.replace("_", " ")
+            table.add_row(name, f"{first[key]:.1%}", end)
     console.print(table)
     for old, new in zip(before, after, strict=False):
         console.print(
             Panel(
-                f"before  {old['completion']}\nafter   {new['completion']}\ntruth   {new['answer']}",
+                f"before  {_said(old)}\nafter   {_said(new)}\ntruth   {new['answer']}",
                 title=console.render_str(old["question"]),
                 title_align="left",
             ),

@@ -5,15 +5,20 @@ import re
 
 import pytest
 
-from agent_tunix.environments.arithmetic import LARGEST, TEMPLATES, Problem, generate, split_of
+from agent_tunix.environments.arithmetic import LEVELS, TEMPLATES, Problem, generate, split_of
 from agent_tunix.errors import UserError
 
 SPLITS = ("train", "validation", "test")
 
 
+@pytest.fixture(scope="module", params=range(len(LEVELS)))
+def level(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def problems():
-    return {split: generate(2000, seed=0, split=split) for split in SPLITS}
+def problems(level):
+    return {split: generate(2000, seed=0, split=split, level=level) for split in SPLITS}
 
 
 def test_splits_share_no_pair_of_numbers(problems):
@@ -22,8 +27,9 @@ def test_splits_share_no_pair_of_numbers(problems):
         assert not pairs[one] & pairs[other]
 
 
-def test_eighty_percent_of_the_pairs_are_for_training():
-    splits = [split_of(a, b) for a in range(1, LARGEST + 1) for b in range(1, a + 1)]
+def test_eighty_percent_of_the_pairs_are_for_training(level):
+    numbers = LEVELS[level]
+    splits = [split_of(a, b) for a in numbers for b in numbers if b <= a]
     assert 0.75 < splits.count("train") / len(splits) < 0.85
     assert abs(splits.count("test") - splits.count("validation")) < 0.05 * len(splits)
 
@@ -56,6 +62,15 @@ def test_families(family, question, answer):
 
 def test_a_seed_decides_the_problems():
     assert generate(50, 1, "train") == generate(50, 1, "train") != generate(50, 2, "train")
+
+
+def test_a_level_has_its_numbers(problems, level):
+    assert {number for some in problems.values() for p in some for number in (p.a, p.b)} <= {*LEVELS[level]}
+
+
+def test_a_level_that_is_not_there_is_refused():
+    with pytest.raises(UserError, match=r"data.level=2: arithmetic has the levels 0 to 1"):
+        generate(1, 0, "train", level=2)
 
 
 def test_more_problems_than_there_are_is_refused():

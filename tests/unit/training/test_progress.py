@@ -26,6 +26,32 @@ def test_text_of_the_user_is_shown_as_it_is(tmp_path, capsys):
     assert all(text in shown for text in (*texts.values(), "runs/[a]:100:"))
 
 
+def test_an_episode_is_shown_turn_by_turn(capsys):
+    summary = {"status": "completed", "steps": 1, "seconds": 1.0, "advice": []}
+    evaluations = {"first_eval": {"step": 0, "episode/calling": 0.5}, "final_eval": {"step": 1, "episode/calling": 1.0}}
+    before = {"question": "1+1?", "answer": "2", "completion": "3", "turns": [("assistant", "3")]}
+    turns = [("assistant", "<calculator>1+1</calculator>"), ("calculator", "2"), ("assistant", "It is 2.")]
+    after = before | {"turns": turns}
+    print_summary(Console(width=100), Path("run"), summary | evaluations, [before], [after])
+    shown = capsys.readouterr().out
+    lines = [line.strip("│ ").rstrip() for line in shown.splitlines()]
+    told = ["before  3", "after   <calculator>1+1</calculator>", "calculator: 2", "It is 2.", "truth   2"]
+    assert "\n".join(told) in "\n".join(lines)
+    assert ["calling", "a", "tool", "50.0%", "100.0%"] in [line.replace("│", " ").split() for line in lines]
+
+
+def test_the_line_says_how_many_episodes_call_a_tool():
+    console = Console(file=io.StringIO(), width=200)
+    record = {"step": 1, "reward/mean": 0.5, "lr": 1e-5, "kl": 0.25, "tokens_per_second": 1234.0, "episode/calling": 0.625}
+    with Bars(console) as bars:
+        display = bars.display("training", 1)
+        display.evaluation({"step": 0, "accuracy": 0.375, "n": 8, "episode/calling": 0.5})
+        display.step(record)
+    first, line = console.file.getvalue().splitlines()
+    assert first == "step 0: held-out accuracy 37.5%, 50% call a tool (8 problems)"
+    assert "reward 0.50  calling 62%  held-out 37.5%" in line
+
+
 def test_where_there_is_no_terminal_a_run_is_told_in_a_dozen_lines():
     console = Console(file=io.StringIO(), width=200)
     record = {"reward/mean": 0.5, "lr": 1e-5, "kl": 0.25, "tokens_per_second": 1234.0}

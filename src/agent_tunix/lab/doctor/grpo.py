@@ -273,7 +273,8 @@ def overfitting(run: RunRecords) -> Finding | None:
     evidence = f"right answers in training {trained.early:.0%} -> {trained.late:.0%}, held out {seen[0]} -> {seen[-1]}"
     decay = max(0.05, 2 * run.number("optimizer.weight_decay", 0.0))
     generated, problems = run.setting("data.source") == "arithmetic", int(run.number("data.num_examples", 0))
-    examples = max(problems, min(max(4096, 2 * problems), how_many("train"))) if generated else None
+    there = how_many("train", int(run.number("data.level", 0))) if generated else 0
+    examples = max(problems, min(max(4096, 2 * problems), there)) if generated else None
     changes = {"optimizer.weight_decay": decay, "training.num_epochs": 1, "data.num_examples": examples}
     return Finding("overfitting", Severity.SERIOUS, evidence, rerun(run, changes))
 

@@ -208,7 +208,8 @@ def _no_difference(candidates: Sequence[Repeats], leader: RunRecords, rates: Seq
         more = [*seeds, *range(max(seeds) + 1, max(seeds) + 1 + len(seeds))]
         evidence, remedy = f"{evidence} and {len(seeds)} seeds", _next_sweep(_with_seeds(leader, more), rates)
     else:
-        there = arithmetic.how_many("validation") if leader.setting("data.source") == "arithmetic" else 4 * problems
+        generated, level = leader.setting("data.source") == "arithmetic", int(leader.number("data.level", 0))
+        there = arithmetic.how_many("validation", level) if generated else 4 * problems
         remedy = _next_sweep(_with_all_seeds(leader, candidates), rates, min(4 * problems, there))
     return Finding("no difference within noise", Severity.MILD, evidence, remedy)
 

@@ -40,6 +40,7 @@ MEASURES = (
     Measure("lr", "Learning rate", "As the schedule and the guard set it.", log=True),
     Measure("entropy", "Entropy", "How undecided the policy is, in nats a token. Near zero it explores no more."),
     Measure("groups/discarded", "Groups thrown away", "Drawn, and without a difference in their rewards to learn from."),
+    Measure("episode/calling", "Episodes that call a tool", "Share of a batch's episodes."),
     Measure("completion/length", "Length of completions", "Mean over a batch, in tokens."),
 )
 

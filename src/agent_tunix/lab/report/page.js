@@ -171,12 +171,20 @@ function heatPart({ across, down, columns, rows }) {
       make("tr", {}, make("th", { scope: "row" }, name), ...columns.map((column) => cell(cells[column]))))))));
 }
 
+function turnNode({ who, text, calls }) {
+  const read = calls.map((call) => make("li", {}, "calls ", make("code", {}, call)));
+  return make("div", { class: who === "assistant" ? "turn own" : "turn" }, make("p", { class: "who" }, who), make("pre", {}, text),
+    ...(read.length ? [make("ul", {}, ...read)] : []));
+}
+
 function completionNode(one) {
   const rewards = Object.entries(one.rewards).map(([name, value]) => `${name} ${number(value, 3)}`).join(", ");
   const sums = [["reward", one.reward], ["advantage", one.advantage]].filter(([, value]) => value != null);
   const said = sums.map(([name, value]) => `${name} ${number(value, 3)}`).join(", ");
   return make("div", { class: one.advantage > 0 ? "completion up" : one.advantage < 0 ? "completion down" : "completion" },
-    make("pre", {}, one.text), make("p", {}, said, make("br"), make("small", {}, rewards)));
+    ...(one.turns.length ? one.turns.map(turnNode) : [make("pre", {}, one.text)]),
+    ...(one.ending ? [make("p", { class: "ending" }, one.ending)] : []),
+    make("p", {}, said, make("br"), make("small", {}, rewards)));
 }
 
 function samplesPart({ id, samples }) {

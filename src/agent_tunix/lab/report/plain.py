@@ -20,7 +20,7 @@ def bounded(page: Record) -> Record:
     sections = page["sections"]
     most = share_of_page(sum(len(chart.series) for section in sections for chart in section["charts"]))
     shown = [column for section in sections for one in section.get("samples", ()) for column in one["columns"]]
-    texts = sum(2 + len(column.completions) for column in shown)
+    texts = sum(2 + sum(2 if one.turns else 1 for one in column.completions) for column in shown)
     longest = min(LONGEST_TEXT, PAGE_TEXT // max(1, texts))
     return page | {
         "sections": [

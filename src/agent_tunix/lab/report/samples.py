@@ -6,6 +6,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from agent_tunix.training.run_folder import finite, read_records
 from agent_tunix.types import Record
@@ -15,11 +16,24 @@ OFTEN = 3  # steps that must show the same prompt before others are left out for
 
 
 @dataclasses.dataclass(frozen=True)
+class Turn:
+    """What one side says in an episode. `who` is a role or the name of a tool; `calls` are those that were read in it."""
+
+    who: str
+    text: str
+    calls: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
 class Completion:
+    """`text` is all of an answer, or the last of an episode's `turns`. `ending` says what stopped one that did not end."""
+
     text: str
     reward: float | None
     rewards: dict[str, float]
     advantage: float | None
+    turns: list[Turn] = dataclasses.field(default_factory=list)
+    ending: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +75,31 @@ def _column(step: int, records: Sequence[Record]) -> Column:
 def _completion(record: Record) -> Completion:
     rewards = record.get("rewards")
     named = {str(k): float(v) for k, v in rewards.items() if finite(v)} if isinstance(rewards, dict) else {}
-    return Completion(record["completion"], _number(record.get("reward")), named, _number(record.get("advantage")))
+    ending = ": ".join(str(record[key]) for key in ("ending", "fault") if record.get(key))
+    given = _number(record.get("reward")), named, _number(record.get("advantage"))
+    return Completion(record["completion"], *given, _turns(record.get("transcript")), ending)
+
+
+def _turns(transcript: Any) -> list[Turn]:
+    """The turns of an episode from the model's first on; what stands before it is the prompt."""
+    messages = [one for one in transcript if isinstance(one, dict)] if isinstance(transcript, list) else []
+    first = next((place for place, one in enumerate(messages) if one.get("role") == "assistant"), len(messages))
+    turns = []
+    for one in messages[first:]:
+        calls = one.get("tool_calls")
+        written = [_call(call) for call in calls] if isinstance(calls, list) else []
+        turns.append(Turn(str(one.get("name") or one.get("role", "")), str(one.get("content", "")), written))
+    return turns
+
+
+def _call(call: Any) -> str:
+    """A call as Python writes it; one that could not be read as what was wrong with it."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or "error" in function:
+        return str(function["error"] if isinstance(function, dict) else call)
+    arguments = function.get("arguments")
+    named = arguments.items() if isinstance(arguments, dict) else ()
+    return f"{function.get('name')}({', '.join(f'{name}={value!r}' for name, value in named)})"
 
 
 def _number(value: object) -> float | None:
@@ -71,15 +109,20 @@ def _number(value: object) -> float | None:
 def shortened(found: Sequence[Column], most: int) -> list[Column]:
     """Columns with texts of at most so many characters, so that a page stays small."""
 
-    def cut(text: str) -> str:
+    def cut(text: str, most: int = most) -> str:
         return text if len(text) <= most else f"{text[:most]} ... ({len(text) - most} more characters)"
+
+    def short(one: Completion) -> Completion:
+        each = most // max(1, sum(1 + len(turn.calls) for turn in one.turns))
+        turns = [Turn(cut(turn.who, each), cut(turn.text, each), [cut(c, each) for c in turn.calls]) for turn in one.turns]
+        return dataclasses.replace(one, text=cut(one.text), turns=turns, ending=cut(one.ending))
 
     return [
         dataclasses.replace(
             column,
             prompt=cut(column.prompt),
             answer=cut(column.answer),
-            completions=[dataclasses.replace(one, text=cut(one.text)) for one in column.completions],
+            completions=[short(one) for one in column.completions],
         )
         for column in found
     ]

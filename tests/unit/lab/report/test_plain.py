@@ -29,5 +29,5 @@ def test_texts_are_cut_to_what_one_and_all_of_a_page_may_have():
 def test_whatever_a_record_holds_becomes_strict_json():
     odd = {1: math.nan, "b": (math.inf, 1 / 3, None, True), "c": Completion("x", None, {}, 0.5), "d": Path("here")}
     found = json.loads(json.dumps(plain(odd), allow_nan=False))
-    completion = {"text": "x", "reward": None, "rewards": {}, "advantage": 0.5}
+    completion = {"text": "x", "reward": None, "rewards": {}, "advantage": 0.5, "turns": [], "ending": ""}
     assert found == {"1": None, "b": [None, 0.333333, None, True], "c": completion, "d": "here"}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
-from agent_tunix.lab.report.samples import COLUMNS, columns, shortened
+import pytest
+
+from agent_tunix.lab.report.samples import COLUMNS, Turn, columns, shortened
 
 
 def write(folder, records) -> None:
@@ -39,6 +41,48 @@ def test_all_completions_of_a_step_stand_together_with_their_rewards(tmp_path):
     assert [one.text for one in column.completions] == ["good", "bad"]
     assert [one.reward for one in column.completions] == [1.5, None]
     assert [one.rewards for one in column.completions] == [{"answer": 1.0}, {}]
+
+
+TRANSCRIPT = [
+    {"role": "user", "content": "1+1?"},
+    {
+        "role": "assistant",
+        "content": "<calculator>1+1</calculator>",
+        "tool_calls": [{"type": "function", "function": {"name": "calculator", "arguments": {"expression": "1+1"}}}],
+    },
+    {"role": "tool", "name": "calculator", "content": "2"},
+    {"role": "assistant", "content": "It is 2."},
+]
+
+
+def test_an_episode_is_told_turn_by_turn(tmp_path):
+    episode = {"step": 1, "prompt": "1+1?", "completion": "It is 2.", "transcript": TRANSCRIPT}
+    write(tmp_path, [episode, episode | {"ending": "cut", "fault": "it was too long"}])
+    one, other = columns(tmp_path)[0].completions
+    assert one.turns == [
+        Turn("assistant", "<calculator>1+1</calculator>", ["calculator(expression='1+1')"]),
+        Turn("calculator", "2", []),
+        Turn("assistant", "It is 2.", []),
+    ]
+    assert (one.ending, other.ending) == ("", "cut: it was too long")
+    (short,) = shortened(columns(tmp_path), 40)
+    assert short.completions[0].turns[0].text == "<calculato ... (18 more characters)"
+
+
+@pytest.mark.parametrize(
+    "transcript",
+    [1, {}, [1], [{"role": "assistant"}], [{"role": "assistant", "tool_calls": 1}]]
+    + [[{"role": "assistant", "content": 1, "tool_calls": [call]}] for call in (1, {}, {"function": 1}, {"function": {}})],
+)
+def test_a_transcript_of_any_shape_is_read(tmp_path, transcript):
+    write(tmp_path, [{"step": 1, "completion": "x", "transcript": transcript}])
+    assert len(columns(tmp_path)[0].completions[0].turns) <= 1
+
+
+def test_a_call_that_could_not_be_read_says_so(tmp_path):
+    wrong = {"type": "function", "function": {"name": "", "arguments": {}, "error": "error: no JSON"}}
+    write(tmp_path, [{"step": 1, "completion": "x", "transcript": [TRANSCRIPT[1] | {"tool_calls": [wrong]}]}])
+    assert columns(tmp_path)[0].completions[0].turns[0].calls == ["error: no JSON"]
 
 
 def test_line_separators_of_unicode_do_not_cut_a_completion(tmp_path):
