@@ -120,7 +120,7 @@ def episodes_of(
     for name in sorted({name for episode in episodes for name in episode.rewards}):
         record[f"reward/{name}"] = float(np.mean([episode.rewards.get(name, 0.0) for episode in episodes]))
     solved = [0.0 if episode.ending else episode.solved for episode in episodes]
-    return Answers(texts, solved, record, [episode.messages for episode in episodes[::G]])
+    return Answers(texts, solved, record, [episode.said for episode in episodes[::G]])
 
 
 def answers_to(

@@ -45,6 +45,7 @@ class Episode:
     example: Example
     environment: Environment
     messages: list[Message]
+    asked: int = 0  # messages of the prompt
     prompt_ids: list[int] = dataclasses.field(default_factory=list)
     ids: list[int] = dataclasses.field(default_factory=list)
     learnt: list[bool] = dataclasses.field(default_factory=list)
@@ -59,19 +60,23 @@ class Episode:
     @property
     def answer(self) -> str:
         """The model's last message."""
-        return next((m["content"] for m in reversed(self.messages) if m["role"] == "assistant" and self.turns), "")
+        return next((m["content"] for m in reversed(self.said) if m["role"] == "assistant"), "")
+
+    @property
+    def said(self) -> list[Message]:
+        """All messages behind the prompt."""
+        return self.messages[self.asked :]
 
     def problem(self) -> Problem:
         """As reward functions ask for it."""
-        example, begun = self.example, next((i for i, m in enumerate(self.messages) if m["role"] == "assistant"), None)
-        asked, said = self.messages[:begun], [] if begun is None else self.messages[begun:]
+        example, asked = self.example, self.messages[: self.asked]
         environment = getattr(self.environment, "world", self.environment)
-        return Problem(example.question, self.answer, example.answer, example.row, asked, said, environment)
+        return Problem(example.question, self.answer, example.answer, example.row, asked, self.said, environment)
 
     @property
     def calls(self) -> list[Message]:
         """All calls of tools that the model has made."""
-        return [call for message in self.messages for call in message.get("tool_calls", ())]
+        return [call for message in self.said for call in message.get("tool_calls", ())]
 
     def end(self, ending: str = "", fault: str = "") -> None:
         self.over, self.ending, self.fault = True, ending, fault
@@ -82,7 +87,7 @@ class Answers:
     """What a policy has said to some problems, `texts` by problem and pass.
 
     Of episodes in a world, `solved` says how far the world takes each for solved, where it does, `record` what they were
-    like, and `transcripts` all that was said in the first of each problem.
+    like, and `transcripts` what was said behind the prompt in the first of each problem.
     """
 
     texts: list[list[str]]
@@ -92,9 +97,8 @@ class Answers:
 
 
 def turns_of(transcript: Sequence[Message]) -> list[tuple[str, str]]:
-    """Who says what from the model's first turn on: a role or the name of a tool, and the text."""
-    first = next((place for place, message in enumerate(transcript) if message["role"] == "assistant"), len(transcript))
-    return [(str(message.get("name") or message["role"]), str(message["content"])) for message in transcript[first:]]
+    """Who says what: a role or the name of a tool, and the text."""
+    return [(str(message.get("name") or message["role"]), str(message["content"])) for message in transcript]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +173,8 @@ def _begun(playing: Playing, examples: Sequence[Example], G: int, calls: Calls) 
     begun = calls.made([partial(reset, one, example.row) for one, example in zip(worlds, rows, strict=True)])
     episodes = []
     for one, example, messages in zip(worlds, rows, begun, strict=True):
-        episode = Episode(example, one, [] if isinstance(messages, Fault) else messages)
+        begun_with = [] if isinstance(messages, Fault) else messages
+        episode = Episode(example, one, begun_with, len(begun_with))
         if isinstance(messages, Fault):
             episode.end(FAILED, f"reset {messages.said}")
         episodes.append(episode)

@@ -194,3 +194,20 @@ def test_arrays_hold_each_episode_in_its_row(setup):
         assert made.learnt_BC[row].sum() == sum(episode.learnt)
         prompt = np.asarray(made.prompts.tokens_PS)[row // G]
         assert prompt[np.asarray(made.prompts.positions_PS)[row // G] >= 0].tolist() == episode.prompt_ids
+
+
+def test_what_the_prompt_shows_of_an_assistant_is_not_the_models_own(setup):
+    class Shown(Again):
+        def reset(self, row):
+            shown = [{"role": "user", "content": row["question"]}, {"role": "assistant", "content": "<answer>7</answer>"}]
+            return [*shown, {"role": "user", "content": row["question"]}]
+
+        def reply(self, transcript):
+            return None
+
+    r, policy = setup
+    playing = dataclasses.replace(Playing.of(r.cfg, world(Shown), r.model.tokenizer), longest=128)
+    for episode in play(r.engine, policy, playing, r.task.train[:P], jax.random.key(3), r.sampling, 1.0):
+        problem = episode.problem()
+        assert (len(problem.asked), [m["role"] for m in problem.said]) == (3, ["assistant"])
+        assert problem.completion == problem.said[0]["content"]
