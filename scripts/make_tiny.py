@@ -51,7 +51,7 @@ from agent_tunix.models.tokenizer_files import tokenizer_files
 from agent_tunix.training import loading
 from agent_tunix.training.data import load_examples
 from agent_tunix.training.evaluation import answers_to
-from agent_tunix.training.play import Asking
+from agent_tunix.training.play import Playing
 from agent_tunix.types import Batch
 
 MODELS = Path(__file__).parents[1] / "src" / "agent_tunix" / "models"
@@ -213,7 +213,9 @@ def measure(recipe: Recipe, folder: Path, generations: int) -> str:
     engine, width = Inference(model), cfg.generation.max_prompt_length
     sampling = loading.training_sampling(cfg, model.tokenizer)
     sampling = dataclasses.replace(sampling, greedy=generations == 1, num_generations=generations)
-    of = load_world(cfg.environment), Asking.of(cfg, model.tokenizer), examples, width, len(examples), jax.random.key(0)
+    world = load_world(cfg.environment)
+    playing = Playing.of(cfg, world, model.tokenizer) if world else None
+    of = playing, examples, width, len(examples), jax.random.key(0)
     found = answers_to(engine, engine.policy(None), *of, sampling, 1.0)
     right = np.array([Judge()([e] * generations, texts) for e, texts in zip(examples, found.texts, strict=True)]) == 1
     families = [p.family for p in arithmetic.generate(200, cfg.seed, "test", recipe.level)]
