@@ -127,7 +127,12 @@ def hardly_optimized(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def signals_given_back() -> Iterator[None]:
-    """A command that a test calls in this process leaves its own handlers, which would end the tests."""
+    """A command that a test calls in this process leaves its own handlers, which would end the tests.
+
+    A job in the background may have been started to ignore Ctrl-C, for which some tests would wait without an end.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     before = {number: signal.getsignal(number) for number in signals.STOPS}
     yield
     for number, handler in before.items():
