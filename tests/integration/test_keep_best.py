@@ -10,7 +10,7 @@ import json
 import shutil
 
 import pytest
-from test_resume import RUN, assert_same_run, records
+from same_runs import RUN, assert_same_run, records
 
 from agent_tunix.config.load import read_saved
 from agent_tunix.training import loop as train_workflow

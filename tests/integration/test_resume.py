@@ -13,10 +13,9 @@ import sys
 import textwrap
 from pathlib import Path
 
-import jax
-import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from same_runs import BATCHES, ITERATIONS, RUN, SAVE_EVERY, STEPS, assert_same_run, records
 
 from agent_tunix.models.checkpoints.hub import find_checkpoint
 from agent_tunix.training import guard
@@ -25,24 +24,6 @@ from agent_tunix.training.run_folder import RunFolder, claimed, read_records
 
 LONG_RUNS = True
 REPOSITORY = Path(__file__).parents[2]
-BATCHES, ITERATIONS, SAVE_EVERY = 6, 2, 4
-STEPS = BATCHES * ITERATIONS
-RUN = [
-    "model=gemma3_tiny",
-    "data.num_examples=64",
-    "training.micro_batch_size=2",
-    f"training.num_batches={BATCHES}",
-    f"grpo.num_iterations={ITERATIONS}",
-    f"training.save_interval_steps={SAVE_EVERY}",
-    "training.eval_every_n_steps=4",
-    "training.num_epochs=1",
-    "evaluation.num_examples=8",
-    "evaluation.sampled=false",
-    "optimizer.learning_rate=1e-5",
-    "grpo.resample_rounds=2",
-    "grpo.importance_correction=truncate",
-]
-TIMINGS = {"tokens_per_second", "memory/peak_gb"}
 
 
 def train(folder: Path, *arguments: str, prelude: str) -> subprocess.CompletedProcess[str]:
@@ -64,31 +45,6 @@ def at_step(number: int, action: str) -> str:
                 {action}
         run_folder.RunFolder.metrics = deadly
     """)
-
-
-def records(run: Path, name: str) -> list[dict]:
-    """What a run wrote, less what depends on the machine's mood."""
-    return [
-        {k: v for k, v in record.items() if k not in TIMINGS and not k.startswith("time/")}
-        for record in read_records(run / name)
-    ]
-
-
-def final_checkpoint(run: Path, step: int = STEPS) -> list[np.ndarray]:
-    import orbax.checkpoint as ocp
-
-    with ocp.StandardCheckpointer() as checkpointer:
-        return jax.tree.leaves(checkpointer.restore((run / "checkpoints" / str(step) / "state").resolve()))
-
-
-def assert_same_run(run: Path, straight: Path, step: int = STEPS) -> None:
-    for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl"):
-        assert records(run, name) == records(straight, name)
-    assert json.loads((run / "summary.json").read_text())["status"] == "completed"
-    ours, theirs = final_checkpoint(run, step), final_checkpoint(straight, step)
-    assert len(ours) == len(theirs)
-    for a, b in zip(ours, theirs, strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 
-from test_resume import RUN, records
+from same_runs import RUN, records
 
 from agent_tunix.environments import arithmetic
 from agent_tunix.training.run_folder import RunFolder

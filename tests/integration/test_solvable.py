@@ -8,7 +8,7 @@ import re
 import shutil
 
 import pytest
-from test_resume import RUN, assert_same_run, records
+from same_runs import RUN, assert_same_run, records
 
 from agent_tunix.engine import cache_folder
 from agent_tunix.training import solve_rates

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 from pathlib import Path
 
 import pytest
+from families_of_tokenizers import llama, qwen, smollm
 from tokenizers import normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
 from agent_tunix.models.checkpoints.gguf import header_field
 from agent_tunix.models.tokenizer import Tokenizer, load_tokenizer
 from agent_tunix.models.tokenizer_files import tokenizer_files
-
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "models"))
-from families_of_tokenizers import llama, qwen, smollm
 
 pytestmark = pytest.mark.parity
 SIGNS = "ab cdé\n\t日1290'’.,;!?<|>🎉\u0301\u00a0  "

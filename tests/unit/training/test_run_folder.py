@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from test_tensorboard import events_in
+from curve_files import events_in
 
 from agent_tunix import files
 from agent_tunix.errors import UserError

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from learnt_adapters import learnt
 
 from agent_tunix.engine import compile_cache
 from agent_tunix.environments.stream import left_pad
@@ -244,12 +245,6 @@ def test_a_slot_is_given_back_after_its_last_word_has_come(shipped, reading_for_
 def test_a_kernel_that_does_not_compile_says_why():
     with pytest.raises(RuntimeError, match="nowhere"):
         nvrtc.compiled("__global__ void f() { nowhere(); }", {})
-
-
-def learnt(arch: Architecture, seed: int) -> lora.Adapters:
-    fresh = lora.init_adapters(jax.random.key(seed), arch, lora.select_modules("_proj", arch.num_layers), 8, 16.0)
-    b = {name: 0.02 * jax.random.normal(jax.random.key(seed), leaf.shape) for name, leaf in fresh.b.items()}
-    return dataclasses.replace(fresh, b=b)
 
 
 @pytest.mark.skipif(device.capability() != device.HOPPER, reason="no Hopper GPU here to run the kernel on")

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_token_kernel import learnt
+from learnt_adapters import learnt
 
 from agent_tunix.kernels import device, nvrtc
 from agent_tunix.kernels.token import token_kernel
