@@ -45,15 +45,20 @@ OWN = Origin()
 
 def load(key: str, path: str, wanted: str, origin: Origin, notice: Callable[[str], None]) -> Any:
     """What lies at the import path `package.module.name` that a key has for its value; `wanted` says what it should be."""
+    allow(key, path, origin, notice)
+    module, _, name = path.rpartition(".")
+    remedy = f"Give the import path of {wanted}, where my_module.py lies in the working directory or is installed."
+    with calling(lambda fault: UserError(f"{key}={path}: {named(fault)}.\n{remedy}")):
+        return getattr(importlib.import_module(module), name)
+
+
+def allow(key: str, path: str, origin: Origin, notice: Callable[[str], None]) -> None:
+    """Refuses what may not be imported; says what a run's folder names; lets the user's own lie in the working directory."""
     if file := origin.saved_in(key, path):
         find_elsewhere(key, path, file)
         notice(f"imports {path}, named by {file}")
     elif not path.startswith(SHIPPED) and "" not in sys.path:
         sys.path.insert(0, "")
-    module, _, name = path.rpartition(".")
-    remedy = f"Give the import path of {wanted}, where my_module.py lies in the working directory or is installed."
-    with calling(lambda fault: UserError(f"{key}={path}: {named(fault)}.\n{remedy}")):
-        return getattr(importlib.import_module(module), name)
 
 
 def find_elsewhere(key: str, path: str, file: Path) -> None:

@@ -287,8 +287,9 @@ GENERATED = ("arithmetic", "reasoning_gym")  # sources of problems that no file 
 
 
 class DataSection(Section):
-    source: Literal["arithmetic", "reasoning_gym", "table"] = Field(
-        description="Generated problems of our own, those of reasoning-gym, or rows of questions and answers."
+    source: Literal["arithmetic", "reasoning_gym", "verifiers", "table"] = Field(
+        description="Generated problems of our own, those of reasoning-gym, tasks of verifiers, or rows of questions and "
+        "answers."
     )
     path: str | None = Field(
         description="A .jsonl, .csv or .parquet file, a folder with train.* and test.* files, or a repository of the hub."
@@ -320,13 +321,17 @@ class DataSection(Section):
     on_bad_row: Literal["error", "skip"] = Field(
         description="What a malformed row does: stop with its line number, or be counted and skipped."
     )
-    task: str | None = Field(default=None, description="Which of reasoning-gym's generators makes the problems.")
+    task: str | None = Field(
+        default=None, description="Which of reasoning-gym's generators makes the problems, or which taskset of verifiers."
+    )
     level: Step | None = Field(
         default=None,
         description="Level of the problems, 0 the easiest: of that task's curriculum, or of arithmetic's numbers, which go "
         "up to 49 at level 0 and from 100 to 499 at level 1. null: as the generator is by itself.",
     )
-    settings: dict[str, Any] = Field(default={}, description="Settings of that generator by name, as {min_terms: 3}.")
+    settings: dict[str, Any] = Field(
+        default={}, description="Settings of that generator by name, as {min_terms: 3}, or of verifiers' environment."
+    )
     scorer: str | None = Field(
         default=None,
         description="Import path of a function, called as a reward is, that gives 1 to a completion which solves its "
@@ -337,19 +342,19 @@ class DataSection(Section):
     @classmethod
     def _is_read(cls, path: str | None, before: ValidationInfo) -> str | None:
         source = before.data.get("source")
-        if path is not None and source in GENERATED:
+        if path is not None and source != "table":
             raise ValueError(f"would not be read, as data={source} is generated; data=jsonl reads data of your own")
         return path
 
     @model_validator(mode="after")
     def _a_task_has_a_generator(self) -> DataSection:
         given = {"task": self.task, "level": self.level, "settings": self.settings or None}
-        if self.source == "arithmetic":
-            del given["level"]
-        if self.source != "reasoning_gym" and (stray := [key for key, value in given.items() if value is not None]):
+        known = {"reasoning_gym": [*given], "verifiers": ["task", "settings"], "arithmetic": ["level"]}.get(self.source, [])
+        if stray := [key for key, value in given.items() if value is not None and key not in known]:
             raise ValueError(f"source={self.source} has no {stray[0]}; data=reasoning_gym has")
-        if self.source == "reasoning_gym" and self.task is None:
-            raise ValueError("source=reasoning_gym needs a task, as in data.task=chain_sum")
+        if "task" in known and self.task is None:
+            example = "chain_sum" if self.source == "reasoning_gym" else "my_taskset"
+            raise ValueError(f"source={self.source} needs a task, as in data.task={example}")
         return self
 
     @field_validator("solve_rate")
@@ -429,7 +434,7 @@ def data_of_set(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     generated problems have no path.
     """
     source = given.get("source", data.get("source") if given.get("path") is None else "table")
-    path = given.get("path", None if source in GENERATED else data.get("path"))
+    path = given.get("path", data.get("path") if source == "table" else None)
     others = {} if source == data.get("source") else OF_A_GENERATOR
     return {**data, **others, **given, "source": source, "path": path}
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from agent_tunix.config import imports
 from agent_tunix.config.imports import OWN, Origin
 from agent_tunix.config.schema import EnvironmentSection
+from agent_tunix.environments import verifiers
 from agent_tunix.environments.base import Environment, MethodsAsTools, Row
 from agent_tunix.environments.tool_formats import FORMATS, Format, format_of
 from agent_tunix.environments.tools import Schema, Tool, awaited, schema_of
@@ -54,7 +55,8 @@ class World:
     @cached_property
     def schemas(self) -> tuple[Schema, ...]:
         """What the model is told of the tools, which are those of any instance."""
-        return tuple(schema_of(tool) for tool in getattr(self.make(), "tools", ()))
+        made = self.make()
+        return (*getattr(made, "schemas", ()), *(schema_of(tool) for tool in getattr(made, "tools", ())))
 
     def format(self, template: str) -> Format:
         """How the model writes calls, which its chat template says where the configuration does not."""
@@ -70,6 +72,8 @@ def load_world(section: EnvironmentSection, origin: Origin = OWN, notice: Notice
         kind = imports.load(NAME, section.name, "a class with reset and reply, as in my_module.MyWorld", origin, notice)
         if not callable(kind):
             raise UserError(f"{NAME}={section.name} is not a class.")
+    if section.name == verifiers.NAME:
+        allow_verifiers(section, origin, notice)
     wanted = "a function with types, as in my_module.search"
     tools = tuple(imports.load(TOOLS, path, wanted, origin, notice) for path in section.tools)
     world = World(kind, section, tools)
@@ -82,10 +86,23 @@ def load_world(section: EnvironmentSection, origin: Origin = OWN, notice: Notice
     return world
 
 
+def allow_verifiers(section: EnvironmentSection, origin: Origin, notice: Notice) -> None:
+    """Refuses what the settings of an environment of verifiers name, where they are a stranger's."""
+    if section.tools:
+        raise UserError(f"{TOOLS} does not go together with data=verifiers: its environments have their own tools.")
+    path, names_more = verifiers.code_named_in(section.settings)
+    if names_more and (file := origin.saved_in("data.settings", path)):
+        said = "its settings name more code, as a harness, which a stranger may have chosen"
+        raise UserError(f"data.settings, as {file} has them, are not used: {said}.\nIf you trust them, give data.settings.")
+    imports.allow("data.task", path, origin, notice)
+
+
 def foreseen(section: EnvironmentSection, origin: Origin) -> list[str]:
     """As for `load_world`, less what a run's folder names: that is not imported, and what is said of it is returned."""
     named_paths = [(NAME, section.name)] if section.name else []
     named_paths += [(TOOLS, path) for path in section.tools]
+    if section.name == verifiers.NAME:
+        named_paths.append(("data.task", verifiers.code_named_in(section.settings)[0]))
     theirs = [(key, path, file) for key, path in named_paths if (file := origin.saved_in(key, path))]
     for key, path, file in theirs:
         imports.find_elsewhere(key, path, file)

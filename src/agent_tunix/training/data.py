@@ -15,7 +15,7 @@ from typing import Any
 from agent_tunix.config.load import read_saved, validate
 from agent_tunix.config.schema import GENERATED, Config, DataSection, data_of_set
 from agent_tunix.engine import distributed
-from agent_tunix.environments import reasoning_gym
+from agent_tunix.environments import reasoning_gym, verifiers
 from agent_tunix.environments.arithmetic import how_many
 from agent_tunix.environments.stream import Example, arithmetic_rows, tokenize
 from agent_tunix.environments.tables import Row, RowFormat, held_out_apart, read_rows
@@ -113,7 +113,7 @@ def load_splits(cfg: Config, notice: Notice, check: Callable[[list[Row]], None] 
     if again := sum(row.question in trained_on for row in rows["validation"]):
         notice(
             f"warning: {again} of {len(rows['validation'])} validation questions are trained on too, and held-out accuracy "
-            f"counts them; keep each question only once in {cfg.data.path}."
+            f"counts them; keep each question only once in {set_name(cfg.data)}."
         )
     if again := sum(row.question in before for row in rows["validation"]):
         notice(
@@ -239,6 +239,8 @@ def _generated(cfg: Config, split: str, limit: int | None) -> list[Row]:
 
 def _read(cfg: Config, split: str, notice: Notice) -> list[Row]:
     data = cfg.data
+    if data.source == "verifiers":
+        return verifiers.rows(data.task, data.settings, split, cfg.training.train_fraction, data.num_examples)
     if data.path is None:
         raise UserError("data.path=null: give the file, folder or hub repository that holds the data.")
     skips, needed = data.on_bad_row == "skip", not cfg.environment.is_played

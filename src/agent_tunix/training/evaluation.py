@@ -215,13 +215,13 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
         raise UserError(f"run={cfg.run}: the results are written there, but it is read-only; evaluate a copy of it.")
     with made_of(cfg.run):
         model = loading.load_model(cfg) if cfg.run is None else loading.load_trained_model(trained, console.print)
+    origin = _origin(cfg, overrides)
+    judge, world = Judge(read.data.scorer, origin, console.print), load_world(read.environment, origin, console.print)
     with made_of(None if other else cfg.run):
         examples = load_examples(read, "test", cfg.evaluation.num_examples, model.tokenizer, console.print)
     if other:
         own = set_name(trained.data)
         say(console, f"warning: {other} is not the run's own set, {own}; its record names it and is in none of its curves.")
-    origin = _origin(cfg, overrides)
-    judge, world = Judge(read.data.scorer, origin, console.print), load_world(read.environment, origin, console.print)
     if cfg.run is not None:
         warn_of_trained_on(trained, examples, console.print)
     trainable: Trainable | None
