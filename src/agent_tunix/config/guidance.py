@@ -136,7 +136,8 @@ def _betas(cfg: Config) -> str | None:
 
 def _rewards(cfg: Config) -> str | None:
     weighty = any(cfg.reward.weights.get(name, 1.0) for name in cfg.reward.functions)
-    if weighty or cfg.training.method == "supervised":
+    of_environment = cfg.environment.name is not None  # whose rewards are known when it is played
+    if weighty or of_environment or cfg.training.method == "supervised":
         return None
     return "reward.weights are all 0: no completion is better than another, and nothing can be learnt; give one a weight"
 

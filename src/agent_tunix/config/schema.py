@@ -283,6 +283,7 @@ class TrainingSection(Section):
         return self.batch_size or self.micro_batch_size
 
 
+VERIFIERS = "agent_tunix.environments.verifiers.Verifiers"
 GENERATED = ("arithmetic", "reasoning_gym")  # sources of problems that no file holds
 
 
@@ -482,6 +483,17 @@ class Config(Section):
             raise ValueError("reward.functions names no function, and there is no environment.name to give rewards")
         if stray := sorted(set(self.reward.weights) - set(self.reward.functions)):
             raise ValueError(f"reward.weights are given for {', '.join(stray)}, which reward.functions does not name")
+        return self
+
+    @model_validator(mode="after")
+    def _verifiers_plays_its_own_tasks(self) -> Config:
+        """What is played and what is read are one choice: `allow_verifiers` looks at the former, which imports."""
+        of_data = {"task": self.data.task, "settings": self.data.settings}
+        plays, reads = self.environment.name == VERIFIERS, self.data.source == "verifiers"
+        if plays != reads or (plays and self.environment.settings != of_data):
+            raise ValueError(
+                "data=verifiers goes with environment=verifiers, whose environment.settings are data.task and data.settings"
+            )
         return self
 
 

@@ -27,6 +27,7 @@ class Environment:
     """A question and its answer, with tools that the model may call before it gives that."""
 
     tools: Sequence[Callable[..., Any]] = ()
+    schemas: Sequence[Mapping[str, Any]] = ()  # of tools beside them, whose calls `reply` answers in its own way
 
     def reset(self, row: Row) -> list[Message]:
         """The messages that the model is asked with: the same for every episode of a row. `data.system_prompt` is put

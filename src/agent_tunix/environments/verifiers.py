@@ -20,6 +20,7 @@ import importlib
 import json
 import os
 import random
+import resource
 import sys
 import time
 import weakref
@@ -35,10 +36,11 @@ from agent_tunix.environments.tools import Schema
 from agent_tunix.errors import UserError, calling, named
 from agent_tunix.models.chat import Message
 
-NAME = "agent_tunix.environments.verifiers.Verifiers"  # as the configuration has it
+CHAT = "null"  # verifiers' harness without tools of its own, in whose place ours comes
 HARNESS = "agent_tunix_harness"  # verifiers looks for a module of this name
 SESSION = "X-Session-ID"  # the header by which verifiers tells the rollouts apart
 CUT = "agent_tunix_cut"  # why a rollout stopped, in verifiers' words
+NOBODY: Message = {"role": "user", "content": ""}
 CLOSING = 10.0  # seconds in which the servers of an environment end
 NAMES_CODE = ("id", "fn")  # settings that name what is imported
 
@@ -87,9 +89,9 @@ class Rollout:
         self.requests: asyncio.Queue[Request] = asyncio.Queue()
         self.trace: Any = None
         self.fault: str | None = None
+        self.tools: tuple[Schema, ...] = ()
         self._said: list[Message] = []  # what the model was last asked with, and its answer
         self._waiting: Request | None = None
-        self._cut = False
         self._environment, self._toolsets = environment, toolsets
         self._playing = asyncio.create_task(environment.played(task, self))
 
@@ -106,21 +108,28 @@ class Rollout:
 
     async def asked(self) -> list[Message]:
         """What is new in the next request; nothing where the episode is over."""
-        waiting = asyncio.create_task(self.requests.get())
-        await asyncio.wait([waiting, self._playing], return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            waiting.cancel()
+        request = self._waiting = await self._next()
+        if request is None:
             await self._playing  # raises what was raised
             if self.fault:
                 raise ValueError(self.fault)
             return []
-        request = self._waiting = waiting.result()
+        self.tools = tuple(request.tools)
         before, self._said = self._said, request.messages
         if [_essence(message) for message in request.messages[: len(before)]] != [_essence(message) for message in before]:
             raise ValueError("the environment changed what had been said; an episode must go on from the model's own tokens")
         if before and len(before) == len(request.messages):
             raise ValueError("the environment asked again without a message in between")
         return request.messages[len(before) :]
+
+    async def _next(self) -> Request | None:
+        """The next request; None where the episode is over."""
+        waiting = asyncio.create_task(self.requests.get())
+        await asyncio.wait([waiting, self._playing], return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            return waiting.result()
+        waiting.cancel()
+        return None
 
     def say(self, message: Message, ending: str | None = None) -> None:
         """Answers the request with the model's turn."""
@@ -134,16 +143,15 @@ class Rollout:
 
     async def rewards(self, last: Message) -> dict[str, float]:
         """What the episode was worth, each part with its weight. One that was cut is ended, and scored as it is."""
-        if self._waiting is not None:
-            self._cut = True
+        if self._waiting is not None and last["role"] == "assistant":
             self.say(last, "length")
         while not self._playing.done():
-            waiting = asyncio.create_task(self.requests.get())
-            await asyncio.wait([waiting, self._playing], return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():
+            request = self._waiting or await self._next()
+            self._waiting = None
+            if request is not None:
                 self.trace.stop(CUT)
-                waiting.result().answer.set_exception(ConnectionError("the episode was cut"))
-            waiting.cancel()
+                request.answer.set_exception(ConnectionError("the episode was cut"))
+                await asyncio.sleep(0)
         episode = await self._playing
         if self.fault:
             raise ValueError(self.fault)
@@ -168,6 +176,7 @@ class Opened:
         import verifiers.v1 as vf
 
         self.rollouts: weakref.WeakValueDictionary[str, Rollout] = weakref.WeakValueDictionary()
+        _allow_many_files()
         self.environment = vf.load_environment(vf.resolve_env_config(_with_harness(task, settings)))
         self.taskset = self.environment.taskset
         harnesses = self.environment.config.agent_harnesses().values()
@@ -196,11 +205,10 @@ class Opened:
         rollout = self.begin(first.data.model_dump(mode="json"))
         try:
             if not await rollout.asked():
-                await rollout.rewards({})
-            assert rollout._waiting is not None
-            self.schemas = tuple(rollout._waiting.tools)
+                await rollout.rewards(NOBODY)  # says what went wrong
+            self.schemas = rollout.tools
         finally:
-            rollout._playing.cancel()
+            rollout.leave()
 
     async def _serving(self) -> None:
         """Holds the environment's servers until Python ends: they are left by the task that has entered them."""
@@ -277,7 +285,7 @@ def rows(task: str | None, settings: Mapping[str, Any], split: str, fraction: fl
     The last `count` are taken of a taskset that has no end.
     """
     if task not in _known:  # what a stranger's run names is imported by the environment alone, which asks first
-        raise UserError(f"data.task={task} is not open: it goes with environment.name={NAME} and the same task.")
+        raise UserError(f"data.task={task} is not open: it goes with environment=verifiers.")
     taskset = opened(task, json.dumps(settings, sort_keys=True)).taskset
     if not taskset.bounded:
         if count is None:
@@ -328,11 +336,18 @@ def _with_harness(task: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     if vf.default_harness_id(task) != "bash":  # the taskset has one of its own
         return given
     for name, field in vf.env_config_type(task, given.get("id", "")).model_fields.items():
-        if isinstance(field.default, vf.AgentConfig) and field.default.harness is None:
+        if isinstance(field.default, vf.AgentConfig) and (field.default.harness is None or field.default.harness.id == CHAT):
             own = {} if "runtime" in field.default.model_fields_set else {"runtime": {"type": "subprocess"}}
             role = given.get(name, {})
             given[name] = role if "harness" in role else {"harness": {"id": HARNESS}, **own, **role}
     return given
+
+
+def _allow_many_files() -> None:
+    """An episode takes four sockets, and many systems allow a process a thousand files if it does not ask for more."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _let_children_import(kind: type) -> None:

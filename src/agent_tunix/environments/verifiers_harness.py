@@ -10,13 +10,14 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
+import httpx
 import verifiers.v1 as vf
 from mcp import Client
 from mcp.server.mcpserver import MCPServer
-from openai import APIStatusError, AsyncOpenAI
+from openai import APIStatusError, AsyncOpenAI, DefaultAsyncHttpxClient
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp, mcp_content_to_chat_content
 
@@ -50,9 +51,7 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):
         else:
             messages += [message_to_wire(message) for message in prompt or []]
         async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(
-                AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None, max_retries=0)
-            )
+            client = AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None, max_retries=0, http_client=connections())
             tools = await self._tools(trace, mcp_urls, stack)
             told: dict[str, Any] = {"tools": [tool.schema for tool in tools.values()]} if tools else {}
             try:
@@ -81,6 +80,12 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):
             for schema, call in await served(toolset, trace, stack):
                 tools[schema["function"]["name"]] = Tool(schema, call)
         return tools
+
+
+@cache
+def connections() -> DefaultAsyncHttpxClient:
+    """Those of all episodes: to make a client for each takes longer than its turn. They stay on this machine."""
+    return DefaultAsyncHttpxClient(verify=False, limits=httpx.Limits(max_connections=None))
 
 
 @dataclasses.dataclass(frozen=True)

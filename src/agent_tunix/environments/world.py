@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from agent_tunix.config import imports
 from agent_tunix.config.imports import OWN, Origin
-from agent_tunix.config.schema import EnvironmentSection
+from agent_tunix.config.schema import VERIFIERS, EnvironmentSection
 from agent_tunix.environments import verifiers
 from agent_tunix.environments.base import Environment, MethodsAsTools, Row
 from agent_tunix.environments.tool_formats import FORMATS, Format, format_of
@@ -55,12 +55,17 @@ class World:
     @cached_property
     def schemas(self) -> tuple[Schema, ...]:
         """What the model is told of the tools, which are those of any instance."""
-        made = self.make()
-        return (*getattr(made, "schemas", ()), *(schema_of(tool) for tool in getattr(made, "tools", ())))
+        return schemas_of(self.make())
 
     def format(self, template: str) -> Format:
         """How the model writes calls, which its chat template says where the configuration does not."""
         return FORMATS[self.section.tool_format or format_of(template)]
+
+
+def schemas_of(environment: Any) -> tuple[Schema, ...]:
+    """Of all tools that a model may call in an environment."""
+    own = tuple(getattr(environment, "schemas", ()))
+    return (*own, *(schema_of(tool) for tool in getattr(environment, "tools", ())))
 
 
 def load_world(section: EnvironmentSection, origin: Origin = OWN, notice: Notice = print) -> World | None:
@@ -72,7 +77,7 @@ def load_world(section: EnvironmentSection, origin: Origin = OWN, notice: Notice
         kind = imports.load(NAME, section.name, "a class with reset and reply, as in my_module.MyWorld", origin, notice)
         if not callable(kind):
             raise UserError(f"{NAME}={section.name} is not a class.")
-    if section.name == verifiers.NAME:
+    if section.name == VERIFIERS:
         allow_verifiers(section, origin, notice)
     wanted = "a function with types, as in my_module.search"
     tools = tuple(imports.load(TOOLS, path, wanted, origin, notice) for path in section.tools)
@@ -101,7 +106,7 @@ def foreseen(section: EnvironmentSection, origin: Origin) -> list[str]:
     """As for `load_world`, less what a run's folder names: that is not imported, and what is said of it is returned."""
     named_paths = [(NAME, section.name)] if section.name else []
     named_paths += [(TOOLS, path) for path in section.tools]
-    if section.name == verifiers.NAME:
+    if section.name == VERIFIERS:
         named_paths.append(("data.task", verifiers.code_named_in(section.settings)[0]))
     theirs = [(key, path, file) for key, path in named_paths if (file := origin.saved_in(key, path))]
     for key, path, file in theirs:

@@ -301,7 +301,7 @@ def _key(override: str) -> str:
 def _origin(cfg: EvaluateConfig, overrides: Sequence[str]) -> Origin:
     """Who has named the code that an evaluation imports: the user, or the run's folder."""
     asked = {_key(override) for override in overrides}
-    named = asked & {*TRUSTED} | ({SCORER} if "data" in asked else set())
+    named = asked & {*TRUSTED, "data.task", "data.settings"} | ({SCORER} if "data" in asked else set())
     return OWN if cfg.run is None else Origin(Path(cfg.run), frozenset(named))
 
 
@@ -314,6 +314,8 @@ def _read_as_asked(trained: Config, cfg: EvaluateConfig, overrides: Sequence[str
     for key, value in cfg.data.model_dump().items():
         if ("data" in asked or f"data.{key}" in asked) and f"data.{key}" not in NOT_OF_SET:
             whole["data"][key] = value
+    if whole["data"]["source"] == "verifiers":
+        whole["environment"]["settings"] = {key: whole["data"][key] for key in ("task", "settings")}
     for key in asked & {NAME, TOOLS}:
         name = key.rpartition(".")[2]
         whole["environment"][name] = getattr(cfg.environment, name)

@@ -14,6 +14,7 @@ import numpy as np
 from agent_tunix.engine.update import UpdateStats
 from agent_tunix.environments.rewards import Scored
 from agent_tunix.environments.stream import Example
+from agent_tunix.environments.world import schemas_of
 from agent_tunix.training.play import CUT, FAILED, Episode
 from agent_tunix.types import Record
 
@@ -74,7 +75,7 @@ def episode_record(episodes: Sequence[Episode]) -> Record:
         "episode/cut": float(np.mean([episode.ending == CUT for episode in episodes])),
         "episode/failed": float(np.mean([episode.ending == FAILED for episode in episodes])),
     }
-    if not any(episode.environment.tools for episode in episodes):
+    if not any(schemas_of(episode.environment) for episode in episodes[:1]):
         return record
     calls = [episode.calls for episode in episodes]
     made = [call["function"] for of_one in calls for call in of_one]
