@@ -10,14 +10,13 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
-import httpx
 import verifiers.v1 as vf
+from aiohttp import ClientSession, ClientTimeout
 from mcp import Client
 from mcp.server.mcpserver import MCPServer
-from openai import APIStatusError, AsyncOpenAI, DefaultAsyncHttpxClient
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp, mcp_content_to_chat_content
 
@@ -51,22 +50,24 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):
         else:
             messages += [message_to_wire(message) for message in prompt or []]
         async with AsyncExitStack() as stack:
-            client = AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None, max_retries=0, http_client=connections())
             tools = await self._tools(trace, mcp_urls, stack)
             told: dict[str, Any] = {"tools": [tool.schema for tool in tools.values()]} if tools else {}
-            try:
-                while True:
-                    completion = await client.chat.completions.create(model=ctx.model, messages=messages, **told)
-                    message = completion.choices[0].message
-                    messages.append(message.model_dump(exclude_none=True))
-                    if not message.tool_calls:
-                        return vf.ProgramResult(exit_code=0, stdout="", stderr="")
-                    for call in message.tool_calls:
-                        name, arguments = call.function.name, json.loads(call.function.arguments)
-                        content = await tools[name].call(arguments) if name in tools else unknown(name, tools)
-                        messages.append({"role": "tool", "tool_call_id": call.id, "name": name, "content": content})
-            except APIStatusError as fault:  # verifiers refuses a turn that a limit or a @stop forbids
-                return vf.ProgramResult(exit_code=1, stdout="", stderr=str(fault))
+            client = await stack.enter_async_context(ClientSession(endpoint + "/", timeout=ClientTimeout(total=None)))
+            while True:
+                body = {"model": ctx.model, "messages": messages, **told}
+                async with client.post(
+                    "chat/completions", json=body, headers={"Authorization": f"Bearer {secret}"}
+                ) as answer:
+                    if not answer.ok:  # verifiers refuses a turn that a limit or a @stop forbids
+                        return vf.ProgramResult(exit_code=1, stdout="", stderr=await answer.text())
+                    message = (await answer.json())["choices"][0]["message"]
+                messages.append(message)
+                if not message.get("tool_calls"):
+                    return vf.ProgramResult(exit_code=0, stdout="", stderr="")
+                for call in message["tool_calls"]:
+                    name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
+                    content = await tools[name].call(arguments) if name in tools else unknown(name, tools)
+                    messages.append({"role": "tool", "tool_call_id": call["id"], "name": name, "content": content})
 
     async def _tools(self, trace: vf.Trace, urls: dict[str, str], stack: AsyncExitStack) -> dict[str, Tool]:
         """All tools of a rollout by their names: of servers that run elsewhere, and of toolsets in this process."""
@@ -80,12 +81,6 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):
             for schema, call in await served(toolset, trace, stack):
                 tools[schema["function"]["name"]] = Tool(schema, call)
         return tools
-
-
-@cache
-def connections() -> DefaultAsyncHttpxClient:
-    """Those of all episodes: to make a client for each takes longer than its turn. They stay on this machine."""
-    return DefaultAsyncHttpxClient(verify=False, limits=httpx.Limits(max_connections=None))
 
 
 @dataclasses.dataclass(frozen=True)
