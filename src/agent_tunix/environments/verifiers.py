@@ -29,7 +29,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from agent_tunix.environments.base import Environment, Row, Transcript
+from agent_tunix.environments.base import Row, Transcript
 from agent_tunix.environments.reward_call import event_loop
 from agent_tunix.environments.tables import Row as TableRow
 from agent_tunix.environments.tools import Schema
@@ -45,8 +45,8 @@ CLOSING = 10.0  # seconds in which the servers of an environment end
 NAMES_CODE = ("id", "fn")  # settings that name what is imported
 
 
-class Verifiers(Environment):
-    """One episode of an environment of verifiers, which is known by its task's id."""
+class Verifiers:
+    """One episode of an environment of verifiers, which is known by its taskset's id, as our `Environment` has it."""
 
     def __init__(self, task: str, settings: Mapping[str, Any]) -> None:
         self._of = opened(task, json.dumps(settings, sort_keys=True))
@@ -384,7 +384,7 @@ def _read(message: Mapping[str, Any]) -> Message:
         if strange := [part.get("type") for part in content if part.get("type") != "text"]:
             raise ValueError(f"the environment says something with a part of type {strange[0]}; only text is read")
         content = "".join(part["text"] for part in content)
-    read: Message = {"role": message["role"], "content": content or ""}
+    read: dict[str, Any] = {"role": message["role"], "content": content or ""}
     if message.get("name"):
         read["name"] = message["name"]
     if calls := message.get("tool_calls"):
