@@ -61,7 +61,9 @@ def tune() -> None:
 
 def evaluate() -> None:
     """Evaluates a run or a base model; see `python evaluate.py --help`."""
-    _hydra("evaluate", _evaluate, several=True)
+    as_json = "--json" in sys.argv
+    sys.argv[1:] = [argument for argument in sys.argv[1:] if argument != "--json"]
+    _hydra("evaluate", _evaluate_as_json if as_json else _evaluate, several=True)
 
 
 def export() -> None:
@@ -87,6 +89,14 @@ def doctor() -> None:
         workflow.main(sys.argv[1:], console)
 
 
+def compare() -> None:
+    """Says which of two runs solves more of the same problems, and how sure that is; see `agent-tunix compare --help`."""
+    with _command():
+        from agent_tunix.lab.compare import compare as workflow
+
+        workflow.main(sys.argv[1:], console)
+
+
 def report() -> None:
     """Writes report.html, one page on a run, a sweep or a tune; see `agent-tunix report --help`."""
     with _command():
@@ -106,7 +116,7 @@ def watch() -> None:
 def main() -> None:
     """`agent-tunix <verb> <overrides>`."""
     verbs = {"train": train, "plan": plan, "lr-find": lr_find, "tune": tune, "evaluate": evaluate, "export": export}
-    verbs |= {"serve": serve, "chat": chat, "doctor": doctor, "report": report, "watch": watch}
+    verbs |= {"serve": serve, "chat": chat, "doctor": doctor, "compare": compare, "report": report, "watch": watch}
     verb = sys.argv.pop(1) if len(sys.argv) > 1 else ""
     if verb not in verbs:
         usage = "\n".join(
@@ -200,6 +210,21 @@ def _evaluate(composed: DictConfig) -> None:
     from agent_tunix import verbs
 
     verbs.evaluate(verbs.Request.of_job(composed), console)
+
+
+def _evaluate_as_json(composed: DictConfig) -> None:
+    """Prints each record as a line of JSON, and all words for people on standard error."""
+    import json
+
+    from agent_tunix import verbs
+    from agent_tunix.engine import distributed
+    from agent_tunix.training.intervals import intervals
+
+    words = Screen(stderr=True)
+    words.quiet = console.quiet
+    for record in verbs.evaluate(verbs.Request.of_job(composed), words):
+        if distributed.first():
+            print(json.dumps(record | {"intervals": intervals(record)}))
 
 
 def _export(composed: DictConfig) -> None:

@@ -440,8 +440,9 @@ class EvaluationSection(Section):
     sampled: bool = Field(description="Report accuracy at the training temperature beside greedy accuracy.")
     sets: dict[str, dict[str, Any]] = Field(
         default={},
-        description="Further test sets by name, which a run evaluates too, greedily: the keys in which each differs from "
-        f"the run's own data, of {', '.join(SET_KEYS[:-1])} and {SET_KEYS[-1]}.",
+        description="Further test sets, which a run evaluates too, greedily, and evaluate.py in the way it is asked: "
+        "[gsm8k,hard.jsonl,reasoning_gym:gcd], which are files of conf/data, paths and tasks; or by name the keys in which "
+        f"each differs from the run's own data, of {', '.join(SET_KEYS[:-1])} and {SET_KEYS[-1]}.",
     )
 
     @field_validator("sets")

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from agent_tunix.console import Output, draws_bars, show_controls
+from agent_tunix.training.intervals import interval_text
 from agent_tunix.types import Record
 
 LINES = 12  # lines printed over a run where no bar is drawn
@@ -117,19 +118,24 @@ def _said(sample: Record) -> str:
     return "\n        ".join(turns) or sample["completion"]
 
 
+def _share(record: Record, key: str) -> str:
+    """With its 95 % interval, where it is known of how many problems it is."""
+    return f"{record[key]:.1%}" + (f" ({interval_text(record[key], record['n'])})" if "n" in record else "")
+
+
 def print_summary(
     console: Console, folder: Path, summary: Record, before: Sequence[Record], after: Sequence[Record], best: str = ""
 ) -> None:
     """The close of a run: accuracy before and after, samples before and after, what is said of its best, what to do next."""
     table = Table(title=f"{summary['status']}: {counted(summary['steps'], 'update')} in {summary['seconds']:.0f} s")
-    for column in ("held-out", "before", "after"):
+    for column in ("held-out", "before", "after"):  # shares, with 95 % intervals
         table.add_column(column, justify="left" if column == "held-out" else "right")
     first, final = summary["first_eval"] or {}, summary["final_eval"] or {}
     for key in ("accuracy", "sampled_accuracy", "partial_accuracy", "format_accuracy", "episode/calling"):
         if key in first and key in final:
-            end = f"{final[key]:.1%}" if final["step"] > first["step"] else "-"  # stopped before its second evaluation
+            end = _share(final, key) if final["step"] > first["step"] else "-"  # stopped before its second evaluation
             name = "calling a tool" if key == "episode/calling" else key.replace("_", " ")
-            table.add_row(name, f"{first[key]:.1%}", end)
+            table.add_row(name, _share(first, key), end)
     console.print(table)
     for old, new in zip(before, after, strict=False):
         console.print(

@@ -16,11 +16,11 @@ from typing import Any
 
 from agent_tunix.config.load import read_saved
 from agent_tunix.errors import UserError
+from agent_tunix.training.intervals import wilson
 from agent_tunix.training.run_folder import finite, read_object, read_records
 from agent_tunix.types import Record
 
 Point = tuple[int, float]  # a step and what was measured there
-Z95 = 1.96  # standard errors on each side of a 95 % interval
 TOLD_APART = 2.0  # standard errors at which one accuracy is told from another
 FINISHED = ("completed", "diverged")  # statuses of a run that cannot go on
 PER_BATCH = (
@@ -174,11 +174,8 @@ class Accuracy:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's 95 % interval: it stays within 0 and 1, and 0 of n is not taken for certain."""
-        z2 = Z95**2
-        centre = (self.share + z2 / (2 * self.n)) / (1 + z2 / self.n)
-        half = Z95 * math.sqrt(self.share * (1 - self.share) / self.n + z2 / (4 * self.n**2)) / (1 + z2 / self.n)
-        return max(0.0, centre - half), min(1.0, centre + half)
+        """Wilson's 95 % interval."""
+        return wilson(self.share, self.n)
 
 
 @dataclasses.dataclass(frozen=True)

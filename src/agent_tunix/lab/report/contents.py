@@ -209,10 +209,10 @@ def _tiles(run: RunRecords, ramp: bool) -> list[Tile]:
 
 
 def _on_sets(run: RunRecords) -> list[list[str]]:
-    """Of each further test set its name, the first and the last accuracy with its interval, and the number of problems."""
+    """Of each further test set its name, the first and the last accuracy with intervals, and the number of problems."""
     rows = []
     for name, seen in run.on_sets().items():
-        ends = [f"{percent(seen[0].share)} (update {seen[0].step})", f"{with_interval(seen[-1])} (update {seen[-1].step})"]
+        ends = [f"{with_interval(one)} (update {one.step})" for one in (seen[0], seen[-1])]
         rows.append([name, *ends, str(seen[-1].n)])
     return rows
 
