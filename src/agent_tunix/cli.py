@@ -113,11 +113,32 @@ def watch() -> None:
         workflow.main(sys.argv[1:], console)
 
 
+def runs() -> None:
+    """Lists runs with status, best accuracy and age; see `agent-tunix runs --help`."""
+    with _command():
+        from agent_tunix.lab.runs import runs as workflow
+
+        workflow.main(sys.argv[1:], console)
+
+
+def env() -> None:
+    """Prints what a report of a bug needs: versions, devices, caches, system; see `agent-tunix env --help`."""
+    with _command():
+        from agent_tunix.lab import environment_report
+
+        environment_report.main(sys.argv[1:], console)
+
+
 def main() -> None:
     """`agent-tunix <verb> <overrides>`."""
     verbs = {"train": train, "plan": plan, "lr-find": lr_find, "tune": tune, "evaluate": evaluate, "export": export}
     verbs |= {"serve": serve, "chat": chat, "doctor": doctor, "compare": compare, "report": report, "watch": watch}
+    verbs |= {"runs": runs, "env": env}
     verb = sys.argv.pop(1) if len(sys.argv) > 1 else ""
+    if verb in ("--version", "version"):
+        import agent_tunix
+
+        return print(f"agent-tunix {agent_tunix.__version__}")
     if verb not in verbs:
         usage = "\n".join(
             f"  agent-tunix {name:10} {(function.__doc__ or '').split(';')[0]}" for name, function in verbs.items()

@@ -9,7 +9,7 @@ from agent_tunix.config.commands import own_overrides
 from agent_tunix.config.guidance import warnings
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.training.best import best_of, metric_of
-from agent_tunix.training.run_folder import RunFolder, last_step, validations
+from agent_tunix.training.run_folder import RunFolder, last_step, read_records, validations
 from agent_tunix.training.setup import Setup
 from agent_tunix.types import Record
 
@@ -27,6 +27,7 @@ def summarise(
         "best_eval": best_of(evals, metric_of(r.cfg)),
         "final_eval": evals[-1] if evals else None,
         "stopped_early": stopped,
+        "tokens": tokens_of(read_records(folder.path / "metrics.jsonl"), r.plan.iterations),
         "seconds": round(time.monotonic() - r.started, 1),
         "optimizer": r.cfg.optimizer.model_dump(),
         "scheduler": {
@@ -41,6 +42,12 @@ def summarise(
     }
     folder.summary(summary)
     return summary
+
+
+def tokens_of(metrics: Sequence[Record], iterations: int) -> int:
+    """Tokens of all completions that were learnt from, each counted once, in whatever many updates a batch was used."""
+    counted = [record for record in metrics if isinstance(record.get("step"), int) and record["step"] % iterations == 0]
+    return sum(tokens for record in counted if isinstance(tokens := record.get("completion/tokens"), int))
 
 
 def ended_by(error: Exception) -> tuple[str, str]:
