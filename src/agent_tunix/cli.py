@@ -39,7 +39,8 @@ with signals.heeded_by(signals.leave):  # what follows takes time to load
 
 
 def train() -> None:
-    """Trains a model; see `python run_training.py --help`."""
+    """Trains a model; see `python run_training.py --help`. With --dry-run it shows what a run would do, as `plan`."""
+    sys.argv[1:] = ["dry_run=true" if argument == "--dry-run" else argument for argument in sys.argv[1:]]
     _hydra("config", _train, several=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -32,3 +33,16 @@ def test_the_shipped_tokenizer_is_the_one_that_the_script_makes(tmp_path, monkey
     make_tiny.build_tokenizer(make_tiny.RECIPES[name], tmp_path)
     assert (tmp_path / "tokenizer.json").read_bytes() == (find_checkpoint(f"package:{name}") / "tokenizer.json").read_bytes()
     assert sum(file.stat().st_size for file in find_checkpoint(f"package:{name}").iterdir()) < 4e6
+
+
+def test_make_has_the_targets_that_one_looks_for():
+    targets = ["help", "install", "demo", "train", "train-quick", "train-sweep", "evaluate", "tensorboard", "show-config"]
+    targets += ["version", "test", "docs"]
+    done = subprocess.run(
+        ["make", "-n", "RUN=runs/mine", "ARGS=seed=3", *targets], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    for command in ("run_training.py seed=3", "evaluate.py run=runs/mine seed=3", "run_training.py --cfg job seed=3"):
+        assert command in done.stdout
+    told = subprocess.run(["make", "help"], cwd=REPOSITORY, capture_output=True, text=True).stdout
+    assert {line.split()[1].rstrip("'") for line in told.splitlines()} >= {"install", "train", "evaluate", "show-config"}

@@ -17,7 +17,7 @@ from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
-from agent_tunix.config import mesh_shape
+from agent_tunix.config import former_keys, mesh_shape
 from agent_tunix.config.output_folders import of_a_run
 from agent_tunix.config.schema import SET_KEYS, Config, DataSection, ModelSection, data_of_set
 from agent_tunix.errors import UserError, reading
@@ -155,7 +155,7 @@ def _checked(composed: DictConfig | Mapping[str, Any], kind: type[C]) -> C | lis
     try:
         config = kind.model_validate(container)
     except ValidationError as faults:
-        return [*_lines(faults, kind), *impossible]
+        return [*_lines(faults, kind, container), *impossible]
     return impossible or config
 
 
@@ -423,13 +423,17 @@ def leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
     return {k: v for name, branch in tree.items() for k, v in leaves(branch, f"{prefix}{name}.").items()}
 
 
-def _lines(faults: ValidationError, kind: type[BaseModel]) -> Iterable[str]:
+def _lines(faults: ValidationError, kind: type[BaseModel], container: Mapping[str, Any] | None = None) -> Iterable[str]:
+    """One line for each fault; the container is that of all sections, where there is one."""
     known = list(keys(kind))
     for fault in faults.errors():
         key = ".".join(str(part) for part in fault["loc"])
         message = re.sub(r"\b0\.0{4,}\d+", lambda tiny: f"{float(tiny[0]):g}", fault["msg"].removeprefix("Value error, "))
         if fault["type"] == "extra_forbidden":
-            yield f"{key}: unknown key{_suggestion(key, known)}"
+            former = former_keys.answer(key, fault["input"], container) if container is not None else None
+            yield former or f"{key}: unknown key{_suggestion(key, known)}"
+        elif key == "data.source" and fault["input"] in former_keys.DATA:
+            yield f"data.source={fault['input']}: {former_keys.gsm8k_of(fault['input'])}"
         elif fault["type"] == "missing":
             yield f"{key}: missing; every key of the group's YAML file must be given"
         elif fault["type"] == "value_error" and isinstance(fault["input"], dict | BaseModel):

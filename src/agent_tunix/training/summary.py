@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from agent_tunix.config.commands import own_overrides
 from agent_tunix.config.guidance import warnings
+from agent_tunix.config.schema import Config
 from agent_tunix.errors import DivergenceError, UserError
 from agent_tunix.training.best import best_of, metric_of
 from agent_tunix.training.run_folder import RunFolder, last_step, read_records, validations
@@ -21,6 +22,7 @@ def summarise(
     evals, given = validations(folder.path), overrides_of(r)
     summary: Record = {
         "status": status,
+        **metadata_of(r.cfg),
         "overrides": given,
         "steps": max(last_step(folder.path), *(int(record["step"]) for record in evals), 0),
         "first_eval": evals[0] if evals else None,
@@ -42,6 +44,13 @@ def summarise(
     }
     folder.summary(summary)
     return summary
+
+
+def metadata_of(cfg: Config) -> Record:
+    """What a user has said of a run, as far as something was said."""
+    said: Record = {"experiment_name": cfg.experiment_name, "project_name": cfg.project_name}
+    said |= {"description": cfg.description, "tags": cfg.tags or None}
+    return {key: value for key, value in said.items() if value is not None}
 
 
 def tokens_of(metrics: Sequence[Record], iterations: int) -> int:

@@ -51,6 +51,14 @@ class RunRecords:
             value = value.get(part) if isinstance(value, Mapping) else None
         return value
 
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What its user has said of the run, as far as something was said."""
+        tags = self.setting("tags")
+        found = {key: self.setting(key) for key in ("experiment_name", "project_name", "description")}
+        found["tags"] = ", ".join(map(str, tags)) if isinstance(tags, list) else None
+        return {key: str(value) for key, value in found.items() if value}
+
     def number(self, key: str, otherwise: float) -> float:
         """A setting that must be a number."""
         value = self.setting(key)

@@ -224,7 +224,10 @@ def _about(run: RunRecords) -> list[Tile]:
     adapters = "all weights" if rank == 0 else f"LoRA rank {_shown(rank)}"
     model = f"{_shown(run.setting('model.model_family'))} {_shown(size)}"
     data = run.setting("data.path") or run.setting("data.source")
-    return [("model", model, adapters), ("data", _shown(data), method)]
+    said = run.metadata
+    name, others = said.pop("experiment_name", ""), ", ".join(said.values())
+    own = [("experiment", name or others, others if name else "")] if name or others else []
+    return [*own, ("model", model, adapters), ("data", _shown(data), method)]
 
 
 def _common(tiles: Sequence[Sequence[Tile]]) -> list[Tile]:

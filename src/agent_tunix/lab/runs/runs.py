@@ -42,6 +42,7 @@ class Listed:
     age: float
     model: str
     data: str
+    metadata: dict[str, str] = dataclasses.field(default_factory=dict)  # what its user has said of it
 
 
 def main(arguments: Sequence[str], console: Console) -> None:
@@ -92,7 +93,9 @@ def _listed(folder: Path) -> Listed:
     best = max(seen, key=lambda one: one.share, default=None)
     model = f"{run.setting('model.model_family')} {run.setting('model.model_size')}"
     data = str(run.setting("data.path") or run.setting("data.task") or run.setting("data.source"))
-    return Listed(folder, status_of(folder, run), run.reached, seen[0] if seen else None, best, age, model, data)
+    return Listed(
+        folder, status_of(folder, run), run.reached, seen[0] if seen else None, best, age, model, data, run.metadata
+    )
 
 
 def age_of(folder: Path) -> float:
@@ -131,6 +134,8 @@ def show(found: Sequence[Listed], console: Console) -> None:
     for name, one in zip(names, found, strict=True):
         best = f"{one.best.share:.1%} ({interval_text(one.best.share, one.best.n)})" if one.best else "-"
         say(console, f"{name:{width}}  {one.status:11}  {one.updates:>7}  {best:20}  {ago(one.age)}")
+        if one.metadata:
+            say(console, f"{'':{width}}  {'; '.join(one.metadata.values())}")
     say(
         console,
         f"\n{counted(len(found), 'run')}. Accuracy is held-out, with its 95 % interval; age is since the last write.",

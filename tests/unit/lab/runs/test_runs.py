@@ -8,6 +8,7 @@ import os
 import pytest
 
 from agent_tunix.config import output_folders
+from agent_tunix.lab.report.contents import contents
 from agent_tunix.lab.runs.runs import ago
 
 
@@ -67,3 +68,14 @@ def test_where_there_is_none_it_says_how_to_make_one(command):
 @pytest.mark.parametrize(("seconds", "said"), [(3, "3 s"), (150, "2 min"), (7200, "2 h"), (200000, "2 d")])
 def test_an_age_is_said_in_the_unit_that_suits_it(seconds, said):
     assert ago(seconds) == said
+
+
+def test_what_its_user_has_said_of_a_run_is_shown_wherever_it_is_named(command, write_run, tmp_path):
+    said = {"experiment_name": "first try", "tags": ["lora", "small"], "description": "Is the rate too high?"}
+    folder = write_run(tmp_path / "runs" / "mine", **said)
+    (listed,) = json.loads(command("runs", "--json").out)
+    assert listed["metadata"] == said | {"tags": "lora, small"}
+    assert "first try; Is the rate too high?; lora, small" in command("runs").out
+    assert "experiment" in (shown := command("doctor", "runs/mine").out)
+    assert "Is the rate too high?" in shown
+    assert ["experiment", "first try", "Is the rate too high?, lora, small"] in contents(folder)["tiles"]
