@@ -293,9 +293,13 @@ class DataSection(Section):
         "answers."
     )
     path: str | None = Field(
-        description="A .jsonl, .csv or .parquet file, a folder with train.* and test.* files, or a repository of the hub."
+        description="A .jsonl, .csv or .parquet file, a folder with train.* and test.* files, a repository of the hub, "
+        "kaggle:<owner>/<data set>, or tfds:<name>."
     )
-    subset: str | None = Field(description="Configuration of a hub data set, where it has several.")
+    subset: str | None = Field(
+        description="Configuration of a hub data set, where it has several; of a folder without train.*, how the "
+        "names of its files begin, as in main_train.csv."
+    )
     num_examples: Positive | None = Field(
         description="Training examples (of generated ones, train_fraction of them); null: all, where there is an end."
     )
@@ -304,6 +308,11 @@ class DataSection(Section):
     answer_pattern: str | None = Field(
         description="Regular expression whose first group is the final answer in that field. Its time is not bounded: "
         "nested repeats, as in `(a+)+`, may take minutes for a row."
+    )
+    keep_pattern: str | None = Field(
+        default=None,
+        description="Regular expression that is found in the answer field of each row that is used, in all splits; null: "
+        "all rows are. Its time is not bounded either.",
     )
     solve_rate: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = Field(
         default=None,
@@ -353,9 +362,8 @@ class DataSection(Section):
         known = {"reasoning_gym": [*given], "verifiers": ["task", "settings"], "arithmetic": ["level"]}.get(self.source, [])
         if stray := [key for key, value in given.items() if value is not None and key not in known]:
             raise ValueError(f"source={self.source} has no {stray[0]}; data=reasoning_gym has")
-        if "task" in known and self.task is None:
-            example = "chain_sum" if self.source == "reasoning_gym" else "my_taskset"
-            raise ValueError(f"source={self.source} needs a task, as in data.task={example}")
+        if self.source == "reasoning_gym" and self.task is None:
+            raise ValueError("source=reasoning_gym needs a task, as in data.task=chain_sum")
         return self
 
     @field_validator("solve_rate")
@@ -370,6 +378,13 @@ class DataSection(Section):
     def _has_a_group(cls, pattern: str | None) -> str | None:
         if pattern is not None and _compiled(pattern).groups < 1:
             raise ValueError("has no group; put the part that is the answer in parentheses")
+        return pattern
+
+    @field_validator("keep_pattern")
+    @classmethod
+    def _is_a_pattern(cls, pattern: str | None) -> str | None:
+        if pattern is not None:
+            _compiled(pattern)
         return pattern
 
 
@@ -427,7 +442,8 @@ class RewardSection(Section):
 
 
 OF_A_GENERATOR: dict[str, Any] = {"task": None, "level": None, "settings": {}, "scorer": None}  # and what other sources have
-SET_KEYS = ("source", "path", "subset", "question_field", "answer_field", "answer_pattern", "on_bad_row", *OF_A_GENERATOR)
+OF_A_TABLE = ("path", "subset", "question_field", "answer_field", "answer_pattern", "keep_pattern", "on_bad_row")
+SET_KEYS = ("source", *OF_A_TABLE, *OF_A_GENERATOR)
 
 
 def data_of_set(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -446,8 +462,9 @@ class EvaluationSection(Section):
     sampled: bool = Field(description="Report accuracy at the training temperature beside greedy accuracy.")
     sets: dict[str, dict[str, Any]] = Field(
         default={},
-        description="Further test sets by name, which a run evaluates too, greedily: the keys in which each differs from "
-        f"the run's own data, of {', '.join(SET_KEYS[:-1])} and {SET_KEYS[-1]}.",
+        description="Further test sets, which a run evaluates too, greedily, and evaluate.py in the way it is asked: "
+        "[gsm8k,hard.jsonl,reasoning_gym:gcd], which are files of conf/data, paths and tasks; or by name the keys in which "
+        f"each differs from the run's own data, of {', '.join(SET_KEYS[:-1])} and {SET_KEYS[-1]}.",
     )
 
     @field_validator("sets")
@@ -463,6 +480,10 @@ class Config(Section):
 
     dry_run: bool = Field(description="Show what the run would do, and do not load weights or train.")
     seed: int = Input(ge=0, lt=2**31, description="Root of all randomness; the same seed gives the same run.")
+    experiment_name: str | None = Input(default=None, description="What the run is called in lists, reports and loggers.")
+    project_name: str | None = Input(default=None, description="What it is a part of.")
+    description: str | None = Input(default=None, description="What it is for, in a sentence or two.")
+    tags: list[str] = Input(default=[], description="Words by which runs are found again.")
     model: ModelSection
     optimizer: OptimizerSection
     scheduler: SchedulerSection

@@ -1,7 +1,7 @@
-"""Rows of questions and answers from JSON lines, CSV, parquet, or a data set of the Hugging Face hub.
+"""Rows of questions and answers from JSON lines, CSV, parquet, or a data set of the hub, Kaggle or TensorFlow Datasets.
 
-A place is a file, a folder with train.* and test.* files, or the name of a hub repository. Validation is a share of the
-training rows, drawn once and for all; where there is no test split, validation stands in for it.
+A place is a file, a folder with train.* and test.* files, the name of a hub repository, or what `downloads` has. Validation
+is a share of the training rows, drawn once and for all; where there is no test split, validation stands in for it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import IO, Any, AnyStr
 
 import numpy as np
 
+from agent_tunix.environments import downloads
 from agent_tunix.errors import UserError, calling, named, reading, unparsed
 from agent_tunix.files import LINE, lines, open_regular
 
@@ -56,7 +57,8 @@ class Row:
 class RowFormat:
     """How a row is read; `answer_pattern`'s first group cuts the final answer out of a worked one.
 
-    Where an environment says what is solved a row needs no answer.
+    Where an environment says what is solved a row needs no answer. Of all rows, those stay in whose answer field
+    `keep_pattern` is found.
     """
 
     question_field: str
@@ -64,26 +66,40 @@ class RowFormat:
     answer_pattern: str | None
     skip_bad_rows: bool
     needs_answer: bool = True
+    keep_pattern: str | None = None
 
 
 def read_rows(
     place: str, subset: str | None, split: str, train_fraction: float, fmt: RowFormat
 ) -> tuple[list[Row], list[str]]:
-    """The rows of a split, in an order that does not change, and what was wrong with those that were skipped."""
+    """The rows of a split, in an order that does not change, and what was wrong with those that were skipped.
+
+    A row that is left out by `keep_pattern` leaves the others in their splits.
+    """
     if split == "test":
         found = _open(place, subset, "test", fmt)
         if found is not None:
             rows, bad = _parse(*found, fmt)
             if not rows:
                 raise UserError(f"{found[0]} has no row to test with; add some, or remove it: validation then stands in.")
-            return rows, bad
+            return _kept(rows, found[0], fmt), bad
     found = _open(place, subset, "train", fmt)
     if found is None:
         raise UserError(f"data.path={place}: no train split; in a folder it is train.jsonl, train.csv or train.parquet.")
     rows, bad = _parse(*found, fmt)
     random.Random(0).shuffle(rows)
     cut = round(len(rows) * train_fraction)
-    return (rows[:cut], bad) if split == "train" else (rows[cut:], bad)
+    return _kept(rows[:cut] if split == "train" else rows[cut:], found[0], fmt), bad
+
+
+def _kept(rows: list[Row], place: str, fmt: RowFormat) -> list[Row]:
+    if fmt.keep_pattern is None or not rows:
+        return rows
+    wanted = re.compile(fmt.keep_pattern)
+    kept = [row for row in rows if wanted.search(str(row.fields.get(fmt.answer_field, "")))]
+    if not kept:
+        raise UserError(f"{place}: of {len(rows)} rows none has what data.keep_pattern={fmt.keep_pattern} looks for.")
+    return kept
 
 
 def _parse(place: str, placed: Placed, fmt: RowFormat) -> tuple[list[Row], list[str]]:
@@ -160,11 +176,17 @@ def _without_annotations(worked: str) -> str:
 
 def _open(place: str, subset: str | None, name: str, fmt: RowFormat) -> tuple[str, Placed] | None:
     """What to call a split in messages, and its rows; None where the place has no such split."""
-    path = Path(os.path.expanduser(place))  # as it is, where there is no such user
+    if place.startswith(downloads.TFDS):
+        return downloads.tfds_split(place, name)
+    downloaded = place.startswith(downloads.KAGGLE)
+    # as it is, where there is no such user
+    path = downloads.kaggle_folder(place) if downloaded else Path(os.path.expanduser(place))
     if path.is_file():
         return (str(path), _read(path, fmt)) if name == "train" else None
     if path.is_dir():
         stems = {file: file.name.split(".")[0] for file in sorted(path.iterdir()) if _reader(file, fmt)}
+        if subset and name not in stems.values() and f"{subset}_{name}" in stems.values():  # as Kaggle's GSM8K has them
+            name = f"{subset}_{name}"
         files = [file for file, stem in stems.items() if SHARD.sub("", stem) == name]
         if files and not _all_parts([file.name[len(name) :] for file in files]):
             named = ", ".join(file.name for file in files)

@@ -95,6 +95,8 @@ def allow_verifiers(section: EnvironmentSection, origin: Origin, notice: Notice)
     """Refuses what the settings of an environment of verifiers name, where they are a stranger's."""
     if section.tools:
         raise UserError(f"{TOOLS} does not go together with data=verifiers: its environments have their own tools.")
+    if section.settings.get("task") is None:
+        raise UserError("data.task=null: give the id of the taskset of verifiers that is to be played.")
     path, names_more = verifiers.code_named_in(section.settings)
     if names_more and (file := origin.saved_in("data.settings", path)):
         said = "its settings name more code, as a harness, which a stranger may have chosen"
@@ -106,7 +108,7 @@ def foreseen(section: EnvironmentSection, origin: Origin) -> list[str]:
     """As for `load_world`, less what a run's folder names: that is not imported, and what is said of it is returned."""
     named_paths = [(NAME, section.name)] if section.name else []
     named_paths += [(TOOLS, path) for path in section.tools]
-    if section.name == VERIFIERS:
+    if section.name == VERIFIERS and section.settings.get("task"):
         named_paths.append(("data.task", verifiers.code_named_in(section.settings)[0]))
     theirs = [(key, path, file) for key, path in named_paths if (file := origin.saved_in(key, path))]
     for key, path, file in theirs:

@@ -168,10 +168,45 @@ def test_what_is_prepared_is_what_tracing_asks_for(policies, monkeypatch):
     monkeypatch.setattr(nvrtc, "call", lambda name, ptx, given, made, *_, **__: [jnp.zeros(x.shape, x.dtype) for x in made])
     weights = jax.eval_shape(partial(init_weights, arch=arch, dtype=jnp.bfloat16), jax.random.key(0))
     own = jax.eval_shape(partial(init_adapters, arch=arch, modules=("q_proj",), rank=8, alpha=16.0), jax.random.key(0))
-    prompts = Prompts(shape((3, 40), jnp.int32), shape((3, 40), jnp.int32))
+    prompts = Prompts(shape((2, 40), jnp.int32), shape((2, 40), jnp.int32))
     draws = (Draw(own, prompts, jax.eval_shape(partial(jax.random.key, 0)), 0.9),) * policies
-    sampler.prepare(weights, draws, arch=arch, sampling=PLAIN)
-    sample.eval_shape(weights, draws, arch=arch, sampling=PLAIN)
-    first, second = asked
+    long = with_(max_steps=64, num_generations=16)
+    sampler.prepare(weights, draws, arch=arch, sampling=long)
+    sample.eval_shape(weights, draws, arch=arch, sampling=long)
+    first, second = asked[: len(asked) // 2], asked[len(asked) // 2 :]
     assert first == second
-    assert (first["POLICIES"], first["PROMPTS"], first["GROUP"], first["PROMPT_TILES"]) == (policies, 3, 4, 3)
+    assert [(one["PROMPTS"], one["GROUP"]) for one in first] == [(2, 16), (8, 1)]
+    assert {(one["POLICIES"], one["PROMPT_TILES"]) for one in first} == {(policies, 3)}
+
+
+def test_a_rollout_that_goes_on_with_few_draws_what_one_of_all_draws(weights, adapters, prompts, arch, monkeypatch):
+    """Most end soon, as four tokens of forty are ends; some go on to the limit, as a policy's temperature is low."""
+    many = with_(max_steps=80, num_generations=48)
+    scaled = jax.tree.map(lambda x: 1.5 * x, adapters)
+    draws = (Draw(adapters, prompts, jax.random.key(0), 1.0), Draw(scaled, prompts, jax.random.key(1), 0.5))
+    rows: list[int] = []
+    read = sampler.transformer.forward
+
+    def seen(weights, adapters, arch, tokens, positions, past=()):
+        if past:
+            jax.debug.callback(lambda: rows.append(len(tokens)))
+        return read(weights, adapters, arch, tokens, positions, past)
+
+    def drawn(least: int):
+        monkeypatch.setattr(sampler, "LEAST_STEPS", least)
+        rows.clear()
+        found = jax.block_until_ready(jax.jit(partial(sample.__wrapped__, arch=arch, sampling=many))(weights, draws))
+        jax.effects_barrier()
+        return found, list(rows)
+
+    whole, _ = drawn(81)
+    monkeypatch.setattr(sampler.transformer, "forward", seen)
+    narrowed, now = drawn(64)
+    assert set(now) == {2 * 144, 2 * 36, 2 * 9}
+    assert now == sorted(now, reverse=True)
+    lengths = np.sort(np.concatenate([np.asarray(r.mask_BC).sum(axis=1) for r in whole]))
+    assert len(now) + 1 == lengths[-1]
+    for ours, theirs in zip(narrowed, whole, strict=True):
+        np.testing.assert_array_equal(ours.tokens_BC, theirs.tokens_BC)
+        np.testing.assert_array_equal(ours.ended_B, theirs.ended_B)
+        np.testing.assert_allclose(ours.logprobs_BC, theirs.logprobs_BC, atol=1e-5)

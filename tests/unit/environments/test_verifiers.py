@@ -339,6 +339,8 @@ def test_what_a_strangers_run_names_is_not_imported(tmp_path):
     ]
 
 
-def test_tools_of_ones_own_are_refused():
+def test_a_taskset_must_be_named_and_has_its_own_tools():
+    with pytest.raises(UserError, match=r"data.task=null: give the id"):
+        load_world(section(None), OWN)
     with pytest.raises(UserError, match=r"environment.tools does not go together with data=verifiers"):
         load_world(section("vf-once", tools=["my_module.search"]), OWN)

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 from agent_tunix.algorithm import optimizers
 from agent_tunix.algorithm.logprobs import LOGITS_BUDGET, odds_rows
+from agent_tunix.engine.sampler import narrower
 from agent_tunix.kernels.mesh import EVERYWHERE, fitting, share
 from agent_tunix.models.architecture import Architecture
 from agent_tunix.models.checkpoints.loading import parameters
@@ -59,7 +60,8 @@ class Shapes:
 
     `kernels`: on one GPU of the Hopper kind attention writes no scores, and the sampler holds the layers once more, if they
     are not quantised, its `limit`, in bytes, has room for them and adapters have no magnitudes. With `odds_kernel` the loss
-    writes no logits there, whatever the family.
+    writes no logits there, whatever the family. `narrows`: on one device a rollout goes on with few sequences once most have
+    ended, whose cache it then holds beside that of all.
     """
 
     arch: Architecture
@@ -80,6 +82,7 @@ class Shapes:
     limit: float = math.inf
     optimizer: str = "adamw"
     use_dora: bool = False
+    narrows: bool = True
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -194,7 +197,8 @@ def _sampling(s: Shapes, prompts: int, sequences: int) -> float:
     weights = _layers(s) / s.arch.num_layers
     if s.kernels and s.base_dtype is None and not s.use_dora and layout_fits(held_bytes(s), _layers(s), s.limit):
         weights = SAMPLER_LAYERS * _layers(s) + SAMPLER_ADAPTERS * held_adapters(s) * FLOAT32
-    return _cache(s, prompts, sequences) + logits + weights
+    few = narrower(sequences, s.completion_length) if s.narrows and s.fsdp * s.tp == 1 else []
+    return _cache(s, prompts, sequences) + sum(_cache(s, n, n) for n in few[:1]) + logits + weights
 
 
 def _layers(s: Shapes) -> float:
