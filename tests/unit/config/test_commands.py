@@ -57,7 +57,7 @@ GIVEN = (
     [],
     ["+experiment=control", "seed=7"],
     ["data=reasoning_gym", "data.task=gcd"],
-    ["data=verifiers", "data.task=pears", "data.settings={taskset: {level: 0}}"],
+    ["data=verifiers", "data.task=pears"],
     ["reward=environment", "environment.name=my_module.MyWorld"],
     ["+experiment=small_gpu", "optimizer=lion"],
     ["optimizer.learning_rate=1e-5", "training.micro_batch_size=8"],
