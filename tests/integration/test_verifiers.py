@@ -63,6 +63,9 @@ def test_a_run_goes_on_as_if_nothing_had_been_and_is_evaluated(command, tmp_path
     assert called, "the tool was called by none"
     assert all(transcript[1]["content"].startswith("<calculator>") for transcript in called)
 
-    evaluated = command("evaluate", "run=run", "data.task=pears", "data.settings={taskset: {problems: 12}}")
+    evaluated = command(
+        "evaluate", "run=run", "data=verifiers", "data.task=pears", "data.settings={taskset: {problems: 12}}"
+    )
     assert evaluated.code == 0, evaluated.err
-    assert read_records(tmp_path / "run" / "evals.jsonl")[-1]["n"] == 4
+    record = read_records(tmp_path / "run" / "evals.jsonl")[-1]
+    assert (record["n"], record["set"]) == (12, "verifiers pears"), "all of another set"
