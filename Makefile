@@ -36,8 +36,10 @@ campaign: $(VENV)/installed-test
 tiny: $(VENV)/installed
 	$(BIN)/python scripts/make_tiny.py
 
-docs: $(VENV)/installed
+# The page of keys, the curves of the schedules, and the site: docs/_build/html/index.html. It needs no network.
+docs: $(VENV)/installed-docs
 	$(BIN)/python scripts/make_docs.py
+	$(BIN)/python -m sphinx -q -W --keep-going -n -c docs -d docs/_build/doctrees . docs/_build/html
 
 clean:
 	rm -rf $(VENV)
@@ -55,6 +57,10 @@ $(VENV)/installed-test: pyproject.toml constraints.txt | $(BIN)/python
 	$(if $(UV),uv pip install -q --python $(BIN)/python,$(BIN)/python -m pip install -q) -c constraints.txt -e '.[test]'
 	@$(if $(UV),uv pip install -q --python $(BIN)/python,$(BIN)/python -m pip install -q) -c constraints.txt -e '.[reasoning-gym]' \
 	  || echo "reasoning-gym could not be installed (it needs a C compiler); its tests will be skipped"
+	@touch $@ $(VENV)/installed
+
+$(VENV)/installed-docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(if $(UV),uv pip install -q --python $(BIN)/python,$(BIN)/python -m pip install -q) -c constraints.txt -e '.[docs]'
 	@touch $@ $(VENV)/installed
 
 $(VENV)/installed-parity: pyproject.toml constraints.txt | $(BIN)/python
