@@ -303,6 +303,11 @@ class DataSection(Section):
         description="Regular expression whose first group is the final answer in that field. Its time is not bounded: "
         "nested repeats, as in `(a+)+`, may take minutes for a row."
     )
+    keep_pattern: str | None = Field(
+        default=None,
+        description="Regular expression that is found in the answer field of each row that is used, in all splits; null: "
+        "all rows are. Its time is not bounded either.",
+    )
     solve_rate: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = Field(
         default=None,
         description="Train only on problems that the starting policy solves at a share within [low, high] of its attempts, "
@@ -366,6 +371,13 @@ class DataSection(Section):
             raise ValueError("has no group; put the part that is the answer in parentheses")
         return pattern
 
+    @field_validator("keep_pattern")
+    @classmethod
+    def _is_a_pattern(cls, pattern: str | None) -> str | None:
+        if pattern is not None:
+            _compiled(pattern)
+        return pattern
+
 
 class EnvironmentSection(Section):
     """Where episodes are played; by default an answer is all that there is."""
@@ -421,7 +433,8 @@ class RewardSection(Section):
 
 
 OF_A_GENERATOR: dict[str, Any] = {"task": None, "level": None, "settings": {}, "scorer": None}  # and what other sources have
-SET_KEYS = ("source", "path", "subset", "question_field", "answer_field", "answer_pattern", "on_bad_row", *OF_A_GENERATOR)
+OF_A_TABLE = ("path", "subset", "question_field", "answer_field", "answer_pattern", "keep_pattern", "on_bad_row")
+SET_KEYS = ("source", *OF_A_TABLE, *OF_A_GENERATOR)
 
 
 def data_of_set(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

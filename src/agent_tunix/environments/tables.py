@@ -56,7 +56,8 @@ class Row:
 class RowFormat:
     """How a row is read; `answer_pattern`'s first group cuts the final answer out of a worked one.
 
-    Where an environment says what is solved a row needs no answer.
+    Where an environment says what is solved a row needs no answer. Of all rows, those stay in whose answer field
+    `keep_pattern` is found.
     """
 
     question_field: str
@@ -64,26 +65,40 @@ class RowFormat:
     answer_pattern: str | None
     skip_bad_rows: bool
     needs_answer: bool = True
+    keep_pattern: str | None = None
 
 
 def read_rows(
     place: str, subset: str | None, split: str, train_fraction: float, fmt: RowFormat
 ) -> tuple[list[Row], list[str]]:
-    """The rows of a split, in an order that does not change, and what was wrong with those that were skipped."""
+    """The rows of a split, in an order that does not change, and what was wrong with those that were skipped.
+
+    A row that is left out by `keep_pattern` leaves the others in their splits.
+    """
     if split == "test":
         found = _open(place, subset, "test", fmt)
         if found is not None:
             rows, bad = _parse(*found, fmt)
             if not rows:
                 raise UserError(f"{found[0]} has no row to test with; add some, or remove it: validation then stands in.")
-            return rows, bad
+            return _kept(rows, found[0], fmt), bad
     found = _open(place, subset, "train", fmt)
     if found is None:
         raise UserError(f"data.path={place}: no train split; in a folder it is train.jsonl, train.csv or train.parquet.")
     rows, bad = _parse(*found, fmt)
     random.Random(0).shuffle(rows)
     cut = round(len(rows) * train_fraction)
-    return (rows[:cut], bad) if split == "train" else (rows[cut:], bad)
+    return _kept(rows[:cut] if split == "train" else rows[cut:], found[0], fmt), bad
+
+
+def _kept(rows: list[Row], place: str, fmt: RowFormat) -> list[Row]:
+    if fmt.keep_pattern is None or not rows:
+        return rows
+    wanted = re.compile(fmt.keep_pattern)
+    kept = [row for row in rows if wanted.search(str(row.fields.get(fmt.answer_field, "")))]
+    if not kept:
+        raise UserError(f"{place}: of {len(rows)} rows none has what data.keep_pattern={fmt.keep_pattern} looks for.")
+    return kept
 
 
 def _parse(place: str, placed: Placed, fmt: RowFormat) -> tuple[list[Row], list[str]]:

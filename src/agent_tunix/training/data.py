@@ -242,7 +242,7 @@ def _read(cfg: Config, split: str, notice: Notice) -> list[Row]:
     if data.path is None:
         raise UserError("data.path=null: give the file, folder or hub repository that holds the data.")
     skips, needed = data.on_bad_row == "skip", not cfg.environment.is_played
-    fmt = RowFormat(data.question_field, data.answer_field, data.answer_pattern, skips, needed)
+    fmt = RowFormat(data.question_field, data.answer_field, data.answer_pattern, skips, needed, data.keep_pattern)
     if split == "validation" and (unread := held_out_apart(data.path, fmt)):
         notice(
             f"{', '.join(unread)} of {data.path} is not read: held-out problems are cut from the train split "

@@ -209,6 +209,7 @@ def test_all_faults_are_reported_together(faults):
         ("data.source", "web", "'table'"),
         ("data.answer_pattern", "(", "is not a regular expression"),
         ("data.answer_pattern", "####.*", "has no group"),
+        ("data.keep_pattern", "(", "is not a regular expression"),
         ("reward.weights.typo", 1.0, "typo, which reward.functions does not name"),
         ("seed", -1, "must be greater than or equal to 0"),
         ("training", None, "training=null"),

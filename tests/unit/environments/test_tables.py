@@ -355,6 +355,17 @@ def test_the_pattern_cuts_the_final_answer_out_of_a_worked_one(tmp_path):
     assert read_rows(str(path), None, "train", 1.0, GSM8K) == ([Row("q", "1,007", "3 + 4 = 7 eggs")], [])
 
 
+def test_rows_are_kept_by_their_answers_and_no_row_changes_its_split(tmp_path):
+    path, few = tmp_path / "data.jsonl", dataclasses.replace(GSM8K, keep_pattern=r"\A(?:[^<]*<<[^>]*>>){1,2}[^<]*\Z")
+    path.write_text(lines(*({"question": f"q{n}", "answer": "1 + 1 = <<1+1=2>>2\n" * (n % 5) + "#### 2"} for n in range(50))))
+    for split in ("train", "validation", "test"):
+        whole, kept = (read_rows(str(path), None, split, 0.8, fmt)[0] for fmt in (GSM8K, few))
+        assert kept == [row for row in whole if row.worked.count("=") in (1, 2)]
+        assert 0 < len(kept) < len(whole)
+    with pytest.raises(UserError, match=r"of 40 rows none has what data\.keep_pattern=seven looks for"):
+        read_rows(str(path), None, "train", 0.8, dataclasses.replace(GSM8K, keep_pattern="seven"))
+
+
 @pytest.mark.parametrize("pattern", [r"####\s*(.+?)\s*$", "(x)?7", "#+(y)|7", "7(.*)"])
 def test_an_answer_the_pattern_does_not_cut_is_a_malformed_row(tmp_path, pattern):
     path = tmp_path / "data.jsonl"
