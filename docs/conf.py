@@ -27,7 +27,7 @@ exclude_patterns = ["docs/_build", ".*", "runs", "multirun", "evaluations", "tun
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 default_role = "code"
 highlight_language = "none"
-nitpick_ignore_regex = [("py:.*", r"(?!agent_tunix\.).*")]  # other projects' names: their inventories are on the net
+nitpick_ignore_regex = [("py:.*", r"(?!agent_tunix\.\w+$).*")]  # names of other projects and of our own inner modules
 
 myst_all_links_external = True  # `follow` resolves the links of both kinds of pages
 autodoc_member_order = "bysource"
