@@ -357,7 +357,9 @@ def test_the_pattern_cuts_the_final_answer_out_of_a_worked_one(tmp_path):
 
 def test_rows_are_kept_by_their_answers_and_no_row_changes_its_split(tmp_path):
     path, few = tmp_path / "data.jsonl", dataclasses.replace(GSM8K, keep_pattern=r"\A(?:[^<]*<<[^>]*>>){1,2}[^<]*\Z")
-    path.write_text(lines(*({"question": f"q{n}", "answer": "1 + 1 = <<1+1=2>>2\n" * (n % 5) + "#### 2"} for n in range(50))))
+    path.write_text(
+        lines(*({"question": f"q{n}", "answer": "1 + 1 = <<1+1=2>>2\n" * (n % 5) + "#### 2"} for n in range(50)))
+    )
     for split in ("train", "validation", "test"):
         whole, kept = (read_rows(str(path), None, split, 0.8, fmt)[0] for fmt in (GSM8K, few))
         assert kept == [row for row in whole if row.worked.count("=") in (1, 2)]
