@@ -55,6 +55,7 @@ def follow(app: Sphinx, page: nodes.document, name: str) -> None:
             if anchor and anchor not in anchors(app, other):
                 log.warning("no heading of %s is called #%s", other, anchor, location=link)
             link["refuri"] = (app.builder.get_relative_uri(name, other) if path else "") + uri[len(path) :]
+            link["internal"] = True
         else:
             link["refuri"] = relative_uri(app.builder.get_target_uri(name), copied(app, target.relative_to(REPOSITORY)))
 

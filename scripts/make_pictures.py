@@ -27,7 +27,7 @@ COLUMNS = 100
 DEMO = ["agent-tunix", "train", "+experiment=quick_test", "hydra.run.dir=runs/quick_test"]
 SEARCH = ["agent-tunix", "tune", "+experiment=quick_test", "tune.budget=300", "hydra.run.dir=tune/quick_test"]
 MOVE = re.compile(r"\x1b\[(\d*)([A-Za-ln-z])|\x1b\[\?\d+[hl]|(\r)|(\n)")  # what moves the cursor, but no colours
-COLOURS = 64  # of a picture of a page, which has few
+COLOURS = 128  # of a picture of a page, which has few
 TIMED = 30  # updates after which the picture of the terminal is taken: there is a bar, and there are results above it
 
 

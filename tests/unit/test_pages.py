@@ -35,7 +35,6 @@ from agent_tunix.config.load import config_folder, hydra_arguments, validate
 from agent_tunix.config.schema import ChatConfig, Config, EvaluateConfig, ExportConfig, ServeConfig
 from agent_tunix.lab.plan import memory
 from agent_tunix.lab.plan.plan import shapes
-from agent_tunix.lab.report import watch
 from agent_tunix.lab.tune.config import LrFindConfig, TuneConfig
 
 REPOSITORY = Path(__file__).parents[2]
@@ -56,7 +55,7 @@ COMPOSED: dict[str, tuple[str, type[BaseModel]]] = {
     "tune": ("tune", TuneConfig),
     "lr-find": ("lr_find", LrFindConfig),
 }
-OF_FOLDERS = {"doctor": {"--json"}, "report": set()}
+OF_FOLDERS: dict[str, set[str]] = {"doctor": {"--json"}, "report": set(), "watch": {"--port"}}  # verbs and their options
 SCRIPTS = {"run_training.py": "train", "evaluate.py": "evaluate"}
 OF_OTHERS = {"convert_hf_to_gguf.py"}  # programs that others have written
 OWN_GROUPS = {
@@ -123,11 +122,8 @@ def one_of(override: Override, chosen: int) -> Override:
 
 def judge_verb(verb: str, arguments: list[str]) -> None:
     if verb in OF_FOLDERS:
-        options = {argument for argument in arguments if argument.startswith("-")}
-        assert options <= OF_FOLDERS[verb]
-        assert len(arguments) - len(options) <= 1
-    elif verb == "watch":
-        watch._parsed(arguments or ["runs/mine"])
+        assert {argument for argument in arguments if argument.startswith("-")} <= OF_FOLDERS[verb]
+        assert "--port" not in arguments or arguments[arguments.index("--port") + 1].isdigit()
     elif verb in COMPOSED:
         arguments, _ = launched(arguments, {})
         options = [argument for argument in arguments if argument.startswith("-")]
