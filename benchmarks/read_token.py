@@ -36,7 +36,7 @@ def reading(way: Callable, arch: Architecture, rows: int, group: int) -> Callabl
     def read_all(weights, members, prompts, count):
         adapters = lora.stack(members)
         _, prompt = transformer.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
-        cache, read = way(weights, adapters, arch, prompt, group, SLOTS)
+        cache, read, *_ = way(weights, adapters, arch, prompt, group, SLOTS)
 
         def step(slot, carry):
             cache, _, tokens_B = carry

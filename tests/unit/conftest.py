@@ -109,7 +109,7 @@ def reading_for_gpu(lowered_for_gpu):
         prompt = Segment(kv, kv, shape((prompts, 100), jnp.int32))
 
         def read_one(weights, own, prompt, tokens_B):
-            cache, read = way(weights, lora.stack(own), arch, prompt, GROUP, 70)
+            cache, read, *_ = way(weights, lora.stack(own), arch, prompt, GROUP, 70)
             return read(cache, tokens_B, 5, None)
 
         return lowered_for_gpu(read_one, weights, own, prompt, shape((prompts * GROUP,), jnp.int32))

@@ -1,8 +1,10 @@
 """Sampling completions from exactly the policy being trained, and the logits that it gives to a text.
 
-Prompts are read once each and shared by their group. One compiled loop draws a token for every sequence, and stops when
-all have ended. Sampling inverts the cumulative distribution with one uniform number a row, which costs far less
-than Gumbel noise over the vocabulary.
+Prompts are read once each and shared by their group. One compiled program draws a token for every sequence, time after
+time. Real completions end at a third of the limit on average, so once three quarters have ended it goes on with the others
+alone, and stops when all have. What a sequence draws follows from its key, its place and the step, whatever goes on beside
+it. Sampling inverts the cumulative distribution with one uniform number a row, which costs far less than Gumbel noise over
+the vocabulary.
 
 Several policies over one base are sampled in the same loop: their rows lie one policy after another and share every
 product with the base. Each has its own key, so a policy draws what it would draw alone.
@@ -19,11 +21,15 @@ from jax.typing import ArrayLike
 
 from agent_tunix.engine import compiler_options
 from agent_tunix.kernels.draw import draw_tokens
-from agent_tunix.kernels.mesh import EVERYWHERE, by_rows, cut
+from agent_tunix.kernels.mesh import EVERYWHERE, by_rows, cut, several_devices
 from agent_tunix.models import decoding, lora, transformer
 from agent_tunix.models.architecture import Architecture, Weights
 from agent_tunix.models.lora import Adapters
 from agent_tunix.types import Prompts, Rollouts, pytree
+
+NARROWER = 4  # times fewer sequences, when so many have ended
+LEAST_ROWS, LEAST_STEPS = 8, 64  # it does not pay for fewer sequences, or shorter ones
+EVERY = slice(None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +68,9 @@ def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sam
     temperature_B1 = jnp.repeat(jnp.stack([jnp.asarray(draw.temperature, jnp.float32) for draw in draws]), B // K)[:, None]
     uniform_CB1 = jax.vmap(lambda step: _uniform(keys_K, step, B))(jnp.arange(C))
 
-    def draw(hidden_BD, step):
+    def draw(hidden_BD, step, rows):
         logits_BV = cut(transformer.unembed(weights, cut(hidden_BD)), None, EVERYWHERE)
-        return by_rows(draw_row, logits_BV, temperature_B1, uniform_CB1[step])
+        return by_rows(draw_row, logits_BV, temperature_B1[rows], uniform_CB1[step][rows])
 
     k = 1 if sampling.greedy else sampling.top_k
     draw_row = partial(draw_tokens, k=k, top_p=sampling.top_p, pad_id=sampling.pad_id)
@@ -72,23 +78,41 @@ def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sam
     def ends(tokens):
         return jnp.isin(tokens, jnp.array(sampling.end_ids))
 
-    def more(carry):
-        last, _, done_B, *_ = carry
-        return (last + 1 < C) & ~done_B.all()
+    def draw_until(few, reading, rows, carry):
+        """Goes on with some sequences until at most so many of each policy have not ended."""
 
-    def decode(carry):
-        last, last_B, done_B, cache, drawn = carry
-        hidden_BD, cache = read(cache, last_B, last, done_B)
-        new = draw(hidden_BD, last + 1)
-        return last + 1, new[0], done_B | ends(new[0]), cache, record(drawn, new, last + 1)
+        def more(carry):
+            last, _, done_B, *_ = carry
+            return (last + 1 < C) & ((~done_B).reshape(K, -1).sum(axis=1).max() > few)
 
-    def record(drawn, new, step):
-        return jax.tree.map(lambda x_CB, x_B: jax.lax.dynamic_update_index_in_dim(x_CB, x_B, step, 0), drawn, new)
+        def decode(carry):
+            last, last_B, done_B, cache, drawn = carry
+            hidden_BD, cache = reading.read(cache, last_B, last, done_B)
+            new = draw(hidden_BD, last + 1, rows)
+            return last + 1, new[0], done_B | ends(new[0]), cache, record(drawn, new, last + 1, rows)
 
-    first = draw(jnp.repeat(hidden_PSD[:, -1], G, axis=0), 0)
-    drawn = record(jax.tree.map(lambda x_B: jnp.zeros((C, B), x_B.dtype), first), first, 0)
-    cache, read = decoding.start(weights, adapters, arch, prompt, G, C)
-    *_, drawn = jax.lax.while_loop(more, decode, (0, first[0], ends(first[0]), cache, drawn))
+        return jax.lax.while_loop(more, decode, carry)
+
+    def record(drawn, new, step, rows):
+        def put(x_CB, x_B):
+            x_B = x_B if rows is EVERY else x_CB[step].at[rows].set(x_B)
+            return jax.lax.dynamic_update_index_in_dim(x_CB, x_B, step, 0)
+
+        return jax.tree.map(put, drawn, new)
+
+    reading = decoding.start(weights, adapters, arch, prompt, G, C)
+    rows: slice | jax.Array = EVERY
+    first = draw(jnp.repeat(hidden_PSD[:, -1], G, axis=0), 0, rows)
+    drawn = record(jax.tree.map(lambda x_B: jnp.zeros((C, B), x_B.dtype), first), first, 0, rows)
+    carry = 0, first[0], ends(first[0]), reading.cache, drawn
+    for few in [] if several_devices() else narrower(B // K, C):
+        if reading.narrowed is None:
+            break
+        last, last_B, done_B, cache, drawn = draw_until(few, reading, rows, carry)
+        kept_B = _unended(done_B.reshape(K, -1), few)
+        reading, rows = reading.narrowed(cache, kept_B), jnp.arange(B)[rows][kept_B]
+        carry = last, last_B[kept_B], done_B[kept_B], reading.cache, drawn
+    *_, drawn = draw_until(0, reading, rows, carry)
     tokens_CB, logprobs_CB = drawn
     rollouts = _until_the_end(tokens_CB.T, logprobs_CB.T, ends, sampling.pad_id)
     return tuple(jax.tree.map(lambda x, k=k: cut(x[k * B // K : (k + 1) * B // K], "fsdp"), rollouts) for k in range(K))
@@ -107,6 +131,19 @@ def prepare(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sa
     adapters = jax.eval_shape(lora.stack, [draw.adapters for draw in draws])
     P, S = draws[0].prompts.tokens_PS.shape
     decoding.prepare(weights, adapters, arch, (len(draws) * P, S), sampling.num_generations, sampling.max_steps)
+
+
+def narrower(rows: int, steps: int) -> list[int]:
+    """To how many sequences of a policy a rollout narrows, one time after the other."""
+    few = [rows // NARROWER**n for n in (1, 2)] if steps >= LEAST_STEPS else []
+    return [n for n in few if n >= LEAST_ROWS]
+
+
+def _unended(done_KR: jax.Array, few: int) -> jax.Array:
+    """The places of so many sequences of each policy, among them all that have not ended."""
+    policies, rows = done_KR.shape
+    first_KF = jnp.sort(jnp.argsort(done_KR, axis=1, stable=True)[:, :few], axis=1)
+    return (first_KF + rows * jnp.arange(policies)[:, None]).reshape(-1)
 
 
 def _until_the_end(tokens_BC, logprobs_BC, ends, pad_id: int) -> Rollouts:

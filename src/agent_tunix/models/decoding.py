@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,17 +42,27 @@ PRODUCTS = {
 
 Cache = Any
 Read = Callable[[Cache, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Cache]]
-Way = Callable[..., tuple[Cache, Read]]
+
+
+class Reading(NamedTuple):
+    """A cache, and the function that reads a token of every sequence into one of its slots.
+
+    `read(cache, tokens_B, slot, done_B)` returns the hidden states [B, D] and the cache; rows of sequences that
+    are done hold nothing of use. `narrowed(cache, rows_B)` goes on with some of the sequences, as many of each policy.
+    """
+
+    cache: Cache
+    read: Read
+    narrowed: Callable[[Cache, jax.Array], Reading] | None = None  # not every way can
+
+
+Way = Callable[..., Reading]
 
 
 def start(
     weights: Weights, adapters: Adapters | None, arch: Architecture, prompt: Segment, group: int, slots: int
-) -> tuple[Cache, Read]:
-    """An empty cache of so many slots, and the function that reads a token of every sequence into one of them.
-
-    `read(cache, tokens_B, slot, done_B)` returns the hidden states [B, D] and the cache; rows of sequences that
-    are done hold nothing of use.
-    """
+) -> Reading:
+    """How tokens are read behind prompts, each of which so many sequences share: with an empty cache of so many slots."""
     way = _way(weights, adapters, arch, len(prompt.positions_BS) * group)
     return way(weights, adapters, arch, prompt, group, slots)
 
@@ -104,7 +114,13 @@ def _fills_blocks(weights: Weights, columns: int) -> bool:
     return all(weights.array(module).shape[2] % columns == 0 for module in modules)
 
 
-def _by_forward(weights, adapters, arch, prompt, group, slots) -> tuple[Segment, Read]:
+def _by_forward(weights, adapters, arch, prompt, group, slots) -> Reading:
+    rows = len(prompt.positions_BS) * group
+    written = transformer.empty_segment(arch, rows, slots, weights.embed_VD.dtype)
+    return _further_by_forward(weights, adapters, arch, prompt, group, written)
+
+
+def _further_by_forward(weights, adapters, arch, prompt, group, written) -> Reading:
     first_B = jnp.repeat(prompt.positions_BS[:, -1] + 1, group)
 
     def read(written, tokens_B, slot, done_B):
@@ -112,7 +128,11 @@ def _by_forward(weights, adapters, arch, prompt, group, slots) -> tuple[Segment,
         hidden_B1D, new = transformer.forward(weights, adapters, arch, tokens_B[:, None], positions_B1, (prompt, written))
         return hidden_B1D[:, 0], transformer.write_segment(written, new, slot)
 
-    return transformer.empty_segment(arch, len(first_B), slots, weights.embed_VD.dtype), read
+    def narrowed(written, rows_B):
+        kept = transformer.rows_of(prompt, rows_B // group), transformer.rows_of(written, rows_B)
+        return _further_by_forward(weights, adapters, arch, kept[0], 1, kept[1])
+
+    return Reading(written, read, narrowed)
 
 
 def token_shapes(arch: Architecture) -> token_kernel.Shapes:
@@ -121,7 +141,7 @@ def token_shapes(arch: Architecture) -> token_kernel.Shapes:
     return token_kernel.Shapes(**of_arch | {"is_global": tuple(arch.is_global().tolist())})
 
 
-def by_token_kernel(weights, adapters, arch, prompt, group, slots) -> tuple[Cache, Read]:
+def by_token_kernel(weights, adapters, arch, prompt, group, slots) -> Reading:
     rank = token_kernel.RANK
     norms = token_kernel.Norms(
         before_attention=weights.array("input_norm"),
@@ -137,7 +157,7 @@ def by_token_kernel(weights, adapters, arch, prompt, group, slots) -> tuple[Cach
     modules = {name: (w_LEU, *lora.filled_pair(adapters, name, w_LEU, rank)) for name, w_LEU in matrices.items()}
     angles_TAN = _angles(arch, prompt.keys_LBSKN.shape[2] + slots)
     read = prompt.keys_LBSKN, prompt.values_LBSKN, prompt.positions_BS[:, -1] + 1
-    return token_kernel.start(token_shapes(arch), weights.embed_VD, norms, modules, angles_TAN, read, group, slots)
+    return Reading(*token_kernel.start(token_shapes(arch), weights.embed_VD, norms, modules, angles_TAN, read, group, slots))
 
 
 def _angles(arch: Architecture, places: int) -> jax.Array:
@@ -154,7 +174,7 @@ class _Layer:
     norms: dict[str, jax.Array]
 
 
-def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) -> tuple[list, Read]:
+def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) -> Reading:
     policies = lora.policies_of(adapters)
     lengths_P = prompt.positions_BS[:, -1] + 1
     B = len(lengths_P) * group
@@ -186,7 +206,8 @@ def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) 
         return h_RD.reshape(policies, rows, -1)[:, : B // policies].reshape(B, -1), written
 
     kv = zip(prompt.keys_LBSKN, prompt.values_LBSKN, strict=True)
-    return [tuple(decode_attention.cache(x_PSKN, policies * rows, slots) for x_PSKN in pair) for pair in kv], read
+    cache = [tuple(decode_attention.cache(x_PSKN, policies * rows, slots) for x_PSKN in pair) for pair in kv]
+    return Reading(cache, read)
 
 
 def _layer(x_RD, h_RD, layer, kv, places, next_norm_D, *, seen, tile, interpret):

@@ -114,6 +114,11 @@ def write_segment(segment: Segment, new: Segment, slot: jax.Array) -> Segment:
     return _cut(written)
 
 
+def rows_of(segment: Segment, rows_B: jax.Array) -> Segment:
+    """Some sequences of a segment; one may be taken several times."""
+    return Segment(segment.keys_LBSKN[:, rows_B], segment.values_LBSKN[:, rows_B], segment.positions_BS[rows_B])
+
+
 def _cut(segment: Segment) -> Segment:
     keys, values = (cut(array, None, "fsdp", None, "tp") for array in (segment.keys_LBSKN, segment.values_LBSKN))
     return Segment(keys, values, cut(segment.positions_BS, "fsdp"))

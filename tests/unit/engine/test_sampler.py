@@ -175,3 +175,36 @@ def test_what_is_prepared_is_what_tracing_asks_for(policies, monkeypatch):
     first, second = asked
     assert first == second
     assert (first["POLICIES"], first["PROMPTS"], first["GROUP"], first["PROMPT_TILES"]) == (policies, 3, 4, 3)
+
+
+def test_a_rollout_that_goes_on_with_few_draws_what_one_of_all_draws(weights, adapters, prompts, arch, monkeypatch):
+    """Most end soon, as four tokens of forty are ends; some go on to the limit, as a policy's temperature is low."""
+    many = with_(max_steps=80, num_generations=48)
+    scaled = jax.tree.map(lambda x: 1.5 * x, adapters)
+    draws = (Draw(adapters, prompts, jax.random.key(0), 1.0), Draw(scaled, prompts, jax.random.key(1), 0.5))
+    rows: list[int] = []
+    read = sampler.transformer.forward
+
+    def seen(weights, adapters, arch, tokens, positions, past=()):
+        if past:
+            jax.debug.callback(lambda: rows.append(len(tokens)))
+        return read(weights, adapters, arch, tokens, positions, past)
+
+    def drawn(least: int):
+        monkeypatch.setattr(sampler, "LEAST_STEPS", least)
+        rows.clear()
+        found = jax.block_until_ready(jax.jit(partial(sample.__wrapped__, arch=arch, sampling=many))(weights, draws))
+        jax.effects_barrier()
+        return found, list(rows)
+
+    whole, _ = drawn(81)
+    monkeypatch.setattr(sampler.transformer, "forward", seen)
+    narrowed, now = drawn(64)
+    assert set(now) == {2 * 144, 2 * 36, 2 * 9}
+    assert now == sorted(now, reverse=True)
+    lengths = np.sort(np.concatenate([np.asarray(r.mask_BC).sum(axis=1) for r in whole]))
+    assert len(now) + 1 == lengths[-1]
+    for ours, theirs in zip(narrowed, whole, strict=True):
+        np.testing.assert_array_equal(ours.tokens_BC, theirs.tokens_BC)
+        np.testing.assert_array_equal(ours.ended_B, theirs.ended_B)
+        np.testing.assert_allclose(ours.logprobs_BC, theirs.logprobs_BC, atol=1e-5)

@@ -67,7 +67,7 @@ def token_by_token(weights, arch):
         @jax.jit
         def hidden(adapters, prompts, tokens_BC):
             _, prompt = transformer.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
-            written, read = way(weights, adapters, arch, prompt, GROUP, STEPS, **options)
+            written, read, *_ = way(weights, adapters, arch, prompt, GROUP, STEPS, **options)
 
             def next_token(written, of_slot):
                 hidden_BD, written = read(written, *of_slot, jnp.zeros(len(tokens_BC), bool))

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 from agent_tunix.algorithm import optimizers
 from agent_tunix.algorithm.logprobs import LOGITS_BUDGET, odds_rows
+from agent_tunix.engine.sampler import narrower
 from agent_tunix.kernels.mesh import EVERYWHERE, fitting, share
 from agent_tunix.models.architecture import Architecture
 from agent_tunix.models.checkpoints.loading import parameters
@@ -189,12 +190,16 @@ def peak_of_several(s: Shapes, members: int) -> float:
 
 
 def _sampling(s: Shapes, prompts: int, sequences: int) -> float:
-    """The cache, logits, and a layer's weights as they are read, or all layers and adapters as the kernels read them."""
+    """The cache, logits, and a layer's weights as they are read, or all layers and adapters as the kernels read them.
+
+    Where a rollout goes on with few sequences, it holds their cache beside that of all.
+    """
     logits = SAMPLER_LOGITS_COPIES * sequences * s.arch.vocab_size * s.vocabulary_share * FLOAT32
-    weights = _layers(s) / s.arch.num_layers
+    cache = _cache(s, prompts, sequences)
     if s.kernels and s.base_dtype is None and not s.use_dora and layout_fits(held_bytes(s), _layers(s), s.limit):
-        weights = SAMPLER_LAYERS * _layers(s) + SAMPLER_ADAPTERS * held_adapters(s) * FLOAT32
-    return _cache(s, prompts, sequences) + logits + weights
+        return cache + logits + SAMPLER_LAYERS * _layers(s) + SAMPLER_ADAPTERS * held_adapters(s) * FLOAT32
+    few = narrower(sequences, s.completion_length) if s.fsdp * s.tp == 1 else []
+    return cache + sum(_cache(s, n, n) for n in few[:1]) + logits + _layers(s) / s.arch.num_layers
 
 
 def _layers(s: Shapes) -> float:

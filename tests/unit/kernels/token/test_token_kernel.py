@@ -265,7 +265,7 @@ def test_hidden_states_are_those_of_the_forward_pass(small, policies, prompts, g
     @partial(jax.jit, static_argnums=0)
     def read_all(way, weights, adapters):
         _, prompt = transformer.forward(weights, adapters, small, given.tokens_PS, given.positions_PS)
-        cache, read = way(weights, adapters, small, prompt, group, steps)
+        cache, read, *_ = way(weights, adapters, small, prompt, group, steps)
 
         def next_token(cache, of_slot):
             hidden_BD, cache = read(cache, *of_slot, jnp.zeros(rows, bool))

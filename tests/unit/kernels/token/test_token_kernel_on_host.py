@@ -130,7 +130,7 @@ def random_prompts(case: Case, rng: np.random.Generator) -> Segment:
 
 @partial(jax.jit, static_argnames="case")
 def by_forward(weights, adapters, prompt, tokens_CB, case: Case) -> jax.Array:
-    cache, read = decoding._by_forward(weights, adapters, case.architecture(), prompt, case.group, case.tokens)
+    cache, read, *_ = decoding._by_forward(weights, adapters, case.architecture(), prompt, case.group, case.tokens)
 
     def next_token(cache, of_slot):
         hidden_BD, cache = read(cache, *of_slot, jnp.zeros(tokens_CB.shape[1], bool))
@@ -155,7 +155,7 @@ def test_hidden_states_are_those_of_the_forward_pass_without_a_gpu(case, host, m
     own = jax.eval_shape(lambda: lora.stack([learnt(arch, seed) for seed in range(case.policies)]))
     adapters, prompt = random_like(own, rng), random_prompts(case, rng)
     tokens_CB = rng.integers(0, VOCABULARY, (case.tokens, case.policies * case.prompts * case.group))
-    cache, read = decoding.by_token_kernel(weights, adapters, arch, prompt, case.group, case.tokens)
+    cache, read, *_ = decoding.by_token_kernel(weights, adapters, arch, prompt, case.group, case.tokens)
     want_CBD = by_forward(weights, adapters, prompt, tokens_CB, case)
     assert set(case.shows) <= {f"{name}={value}" for name, value in host.macros.items()}
     for slot, (tokens_B, want_BD) in enumerate(zip(tokens_CB, want_CBD, strict=True)):
