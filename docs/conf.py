@@ -67,7 +67,7 @@ def anchors(app: Sphinx, name: str) -> set[str]:
 
 def copied(app: Sphinx, path: Path) -> str:
     """Copies a file, as text that every browser shows, or a folder's list of files; gives its place in the site."""
-    target = Path(FILES, f"{path}.txt")
+    target = Path(FILES, path if path.suffix == ".ipynb" else f"{path}.txt")
     (app.outdir / target).parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         listed = sorted(str(file.relative_to(REPOSITORY)) for file in (REPOSITORY / path).rglob("*") if file.is_file())

@@ -235,6 +235,8 @@ def test_every_link_of_a_page_leads_somewhere(page):
         assert target.exists(), link
         assert target.is_relative_to(REPOSITORY), link
         assert not anchor or anchor in pages.anchors(*pages.read(target)), link
+    for other in pages.RST_PAGE.findall(page.read_text()):
+        assert any((page.parent / f"{other}{suffix}").exists() for suffix in (".rst", ".md")), other
 
 
 def test_every_page_stands_in_the_contents():
@@ -250,6 +252,15 @@ def test_every_page_stands_in_the_contents():
 
     missing = [name_of(page) for page in (*WRITTEN, *MEASUREMENTS) if page != DOCS / "index.rst" and not stands(page)]
     assert not missing, "name them in docs/index.rst"
+
+
+def test_every_experiment_and_every_extra_is_named_where_a_reader_looks():
+    experiments = (DOCS / "guide" / "experiments.md").read_text()
+    for path in (REPOSITORY / "conf" / "experiment").glob("*.yaml"):
+        assert f"`{path.stem}`" in experiments, path.stem
+    installation = (DOCS / "getting_started" / "installation.md").read_text()
+    for extra in tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]:
+        assert f"`{extra}`" in installation, extra
 
 
 def test_the_front_page_is_short_and_has_the_two_commands():
