@@ -84,7 +84,7 @@ class Screen(Console):
 
     @property
     def is_terminal(self) -> bool:
-        """FORCE_COLOR, which Jupyter sets for the commands of a cell, makes no terminal of a pipe: a bar cannot move there."""
+        """FORCE_COLOR, which Jupyter sets for the commands of a cell, makes no terminal of a pipe: no bar can move there."""
         return super().is_terminal and self._raw_file().isatty()
 
     def render_str(self, text: str, **how: Any) -> Text:

@@ -19,8 +19,8 @@ def executed(path: Path, folder: Path) -> Any:
 
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(notebook, timeout=1200, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
-    client.execute()
+    place = {"metadata": {"path": str(folder)}}
+    NotebookClient(notebook, timeout=1200, kernel_name="python3", coalesce_streams=True, resources=place).execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
     return notebook
