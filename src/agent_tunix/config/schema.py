@@ -266,7 +266,8 @@ class TrainingSection(Section):
     resume: str | None = Field(description="Folder of a run to continue; its own configuration is used.")
     loggers: list[str] = Field(
         default=["tensorboard"],
-        description="Where numbers go beside the run's own files: tensorboard, or the import path of a class of your own.",
+        description="Where numbers go beside the run's own files: tensorboard, wandb, trackio, mlflow, or the import path "
+        "of a class of your own.",
     )
 
     @model_validator(mode="after")

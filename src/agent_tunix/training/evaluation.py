@@ -12,6 +12,7 @@ of k completions (the unbiased estimate of Chen et al., 2021, arXiv:2107.03374).
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import re
@@ -40,6 +41,7 @@ from agent_tunix.errors import UserError
 from agent_tunix.models.lora import Policy, Trainable
 from agent_tunix.training import loading
 from agent_tunix.training.data import (
+    Notice,
     load_examples,
     prompt_width,
     reading_other,
@@ -48,9 +50,9 @@ from agent_tunix.training.data import (
     set_name,
     warn_of_trained_on,
 )
-from agent_tunix.training.loggers.base import LOGGERS, logger_class
+from agent_tunix.training.loggers.base import LOGGERS, PACKAGES, is_installed, logger_class
 from agent_tunix.training.metrics import episode_record
-from agent_tunix.training.play import Answers, Episode, Playing, play
+from agent_tunix.training.play import Answers, Episode, Playing, play, turns_of
 from agent_tunix.training.progress import say
 from agent_tunix.training.rollouts import complete
 from agent_tunix.training.run_folder import run_folder
@@ -58,6 +60,7 @@ from agent_tunix.training.setup import open_each
 from agent_tunix.types import Record
 
 BY_TAGS = Judge()
+TABLED = 64  # problems of which loggers are told what was answered
 ASKED = ("run", "step", "inference_config", "num_passes", "evaluation", "seed", "data")  # what can be chosen for a run
 LENGTH = "generation.max_prompt_length"  # and for its problems, which training did not read
 TRUSTED = (SCORER, NAME, TOOLS)  # code that a run's folder names, which its user may name too, so that it is imported
@@ -139,6 +142,22 @@ def answers_to(
     if playing is None:
         return Answers(answers_of(engine, policy, examples, width, batch_size, key, sampling, temperature, shared))
     return episodes_of(engine, policy, playing, examples, batch_size, key, sampling, temperature)
+
+
+def table_of(step: int, examples: Sequence[Example], found: Answers, right: Sequence[int] = ()) -> list[Record]:
+    """Rows for loggers that have tables: the first problems, so that they stay the same, and the first completion of each.
+
+    `right` says how many completions of each problem are.
+    """
+    rows: list[Record] = [
+        {"step": step, "question": example.question, "answer": example.answer, "completion": texts[0]}
+        for example, texts in zip(examples[:TABLED], found.texts, strict=False)
+    ]
+    for row, number in zip(rows, right, strict=False):
+        row["right"] = number
+    for row, transcript in zip(rows, found.transcripts, strict=False):
+        row["turns"] = json.dumps(turns_of(transcript), ensure_ascii=False)
+    return rows
 
 
 def grade(
@@ -261,15 +280,24 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     say(console, _title(record, cfg, trained))
     console.print(_table(record))
     path = Path(cfg.run) if cfg.run else output
-    names = [
-        name for name in trained.training.loggers if cfg.run is None or name in LOGGERS
-    ]  # a saved run's own are not run
-    loggers = [logger_class(name, OWN, console.print) for name in names]
-    folder = run_folder(path, open_loggers=partial(open_each, loggers, path, trained))
+    notice = partial(say, console)
+    loggers = [logger_class(name, OWN, notice) for name in _loggers(cfg, trained, notice)]
+    folder = run_folder(path, open_loggers=partial(open_each, loggers, path, trained, notice))
     folder.evaluation(record)
+    folder.completions(record, table_of(step, examples, found))
     folder.close()
     say(console, f"written to {folder.path / 'evals.jsonl'}")
     return record
+
+
+def _loggers(cfg: EvaluateConfig, trained: Config, notice: Notice) -> list[str]:
+    """Those that are told: of a saved run, the shipped ones, as far as they are installed here."""
+    if cfg.run is None:
+        return trained.training.loggers
+    shipped = [name for name in trained.training.loggers if name in LOGGERS]
+    for name in (missing := [name for name in shipped if name in PACKAGES and not is_installed(name)]):
+        notice(f"warning: {name}, which the run has told of its training, is not installed: it lacks this evaluation.")
+    return [name for name in shipped if name not in missing]
 
 
 def _check_asked(cfg: EvaluateConfig, overrides: Sequence[str]) -> None:

@@ -31,7 +31,7 @@ from agent_tunix.errors import DivergenceError
 from agent_tunix.training import loading, solve_rates
 from agent_tunix.training.advisor import Advisor
 from agent_tunix.training.best import best_kept, best_saved, stopped_early
-from agent_tunix.training.evaluation import answers_to, grade
+from agent_tunix.training.evaluation import answers_to, grade, table_of
 from agent_tunix.training.guard import MAX_ROLLBACKS, Interruption, fault_of
 from agent_tunix.training.horizon import hyperparameters
 from agent_tunix.training.metrics import Clock, cost_record, update_record
@@ -120,7 +120,7 @@ def _in_folder(
     checkpoints = Checkpoints(path / "checkpoints", r.cfg.training.max_checkpoints_to_keep)
     state, progress = restored(r, path, checkpoints, fresh, display.notice)
     r = counting_on(r, path)
-    folder = run_folder(path, int(state.step), partial(r.open_loggers, path))
+    folder = run_folder(path, int(state.step), partial(r.open_loggers, path, display.notice))
     if distributed.first():
         if r.solve_rates:
             replace_text(path / solve_rates.FILE, r.solve_rates)
@@ -269,6 +269,7 @@ def evaluate_policy(r: Setup, state: TrainState, out: Outputs) -> list[Record]:
             drawn = _answers(r, state, way, whole)
             record["sampled_accuracy"] = grade(examples, drawn.texts, r.judge, drawn.solved)["accuracy"]
         out.folder.evaluation(record)
+        out.folder.completions(record, table_of(step, examples, found))
         out.display.evaluation(record)
     evaluate_sets(r, state, out)
     shown: list[Record] = [
@@ -318,6 +319,7 @@ def evaluate_sets(r: Setup, state: TrainState, out: Outputs) -> None:
             found = _answers(r, state, greedy, whole=True, name=name)
             record |= grade(examples, found.texts, r.set_judges[name], found.solved) | found.record
             out.folder.evaluation(record)
+            out.folder.completions(record, table_of(step, examples, found))
             out.display.evaluation(record)
 
 
