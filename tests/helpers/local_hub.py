@@ -1,5 +1,5 @@
-"""A stand-in for the Hugging Face hub: as much of its HTTP interface as huggingface_hub calls to make a repository, to commit
-files to it and to download them.
+"""A stand-in for the Hugging Face hub: what huggingface_hub calls to make a repository, to commit files to it and to download
+them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
                 return True
         return False
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         path, body = unquote(urlsplit(self.path).path), self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.refused(path, body):
             return
@@ -119,7 +119,7 @@ class Handler(BaseHTTPRequestHandler):
         upload = {"href": f"{self.hub.url}/lfs/store/{oid}", "header": {}}
         return {"oid": oid, "size": size, **({} if oid in self.hub.large else {"actions": {"upload": upload}})}
 
-    def do_PUT(self) -> None:  # noqa: N802
+    def do_PUT(self) -> None:
         path, body = self.path, self.rfile.read(int(self.headers["Content-Length"]))
         if self.refused(path, body):
             return
@@ -128,7 +128,7 @@ class Handler(BaseHTTPRequestHandler):
         self.hub.large[oid] = body
         self.answer({})
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         if self.refused(path, b""):
             return
@@ -141,7 +141,7 @@ class Handler(BaseHTTPRequestHandler):
         name, _, rest = path.lstrip("/").partition("/resolve/")
         return self._file(name, *rest.split("/", 1))
 
-    do_HEAD = do_GET  # noqa: N815
+    do_HEAD = do_GET
 
     def _model(self, name: str, revision: str, tree: bool) -> None:
         found = self._found(name, revision)

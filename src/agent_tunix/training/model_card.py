@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import re
+import shlex
 import statistics
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
@@ -13,13 +14,14 @@ from pathlib import Path
 import yaml
 
 import agent_tunix
-from agent_tunix.config.commands import join, own_overrides
+from agent_tunix.config.commands import own_overrides
 from agent_tunix.config.schema import Config, ExportConfig
 from agent_tunix.environments.tables import REPOSITORY
 from agent_tunix.models.checkpoints.hub import KAGGLE, is_remote, repository_of
 from agent_tunix.training.data import set_name
 from agent_tunix.training.intervals import interval_text, is_share
 from agent_tunix.training.loggers.base import Labels
+from agent_tunix.training.progress import counted
 from agent_tunix.training.run_folder import finite, read_object, read_records
 from agent_tunix.types import Record
 
@@ -45,11 +47,11 @@ def model_card(cfg: ExportConfig, trained: Config, step: int) -> str:
         f"# {cfg.push_to.partition('/')[2] if cfg.push_to else labels.name}",
         _what_it_is(cfg, trained, base, step),
         labels.description,
-        f"## Use\n\n```python\n{_usage(cfg, trained, base)}\n```",
+        f"## Use\n\n```python\n{_usage(cfg, base)}\n```",
         _evaluation(evals, trained, step),
         _curve(evals, metrics, step),
         _training(trained, step),
-        f"## Command\n\n    {join(read_object(run / 'summary.json').get('overrides') or own_overrides(_plain(trained)))}",
+        f"## Command\n\n    {_command(run, trained)}",
         f"## Versions\n\n{_versions()}",
         _licence(base),
     ]
@@ -87,7 +89,7 @@ def _what_it_is(cfg: ExportConfig, trained: Config, base: str | None, step: int)
     model = trained.model
     named = f"[{base}](https://huggingface.co/{base})" if base else f"{model.model_family} {model.model_size}"
     kind = f"{_adapter(trained)} for {named}" if cfg.format == "peft" else f"{named}, trained further"
-    return f"{kind}: {_method(trained)} on {set_name(trained.data)}, {step} updates, by Agent-Tunix."
+    return f"{kind}: {_method(trained)} on {set_name(trained.data)}, {counted(step, 'update')}, by Agent-Tunix."
 
 
 def _adapter(trained: Config) -> str:
@@ -102,11 +104,11 @@ def _method(trained: Config) -> str:
     return f"reinforcement learning ({trained.grpo.objective})"
 
 
-def _usage(cfg: ExportConfig, trained: Config, base: str | None) -> str:
+def _usage(cfg: ExportConfig, base: str | None) -> str:
     here, head = json.dumps(cfg.push_to or "<this folder>"), "from transformers import AutoModelForCausalLM\n\n"
     if cfg.format != "peft":
         return f"{head}model = AutoModelForCausalLM.from_pretrained({here})"
-    kept = json.dumps(base or trained.model.weights)
+    kept = json.dumps(base or "<the base>")
     return (
         f"from peft import PeftModel\n{head}base = AutoModelForCausalLM.from_pretrained({kept})\n"
         f"model = PeftModel.from_pretrained(base, {here})"
@@ -128,7 +130,7 @@ def _evaluation(evals: Sequence[Record], trained: Config, step: int) -> str:
     if not rows:
         return f"## Evaluation\n\nThe run was not evaluated at step {step}."
     note = "Problems that were not trained on; 95 % intervals (Wilson's) in parentheses."
-    heads = ("set", "problems", "measure", "before training", f"after {step} updates")
+    heads = ("set", "problems", "measure", "before training", f"after {counted(step, 'update')}")
     return f"## Evaluation\n\n{note}\n\n{_table(heads, rows)}"
 
 
@@ -205,5 +207,8 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
 
-def _plain(trained: Config) -> Record:
-    return trained.model_dump(mode="json")
+def _command(run: Path, trained: Config) -> str:
+    """As it was given; for a run that has not ended, the shortest that leads to its configuration."""
+    given = read_object(run / "summary.json").get("overrides")
+    overrides = given if isinstance(given, list) else own_overrides(trained.model_dump(mode="json"))
+    return shlex.join(["agent-tunix", "train", *map(str, overrides)])

@@ -53,7 +53,9 @@ def test_all_that_is_shown_is_sent_and_nothing_else(hub, folder):
 
 def test_a_second_call_goes_on_where_an_upload_was_cut_short(hub, folder):
     hub.failing = {"/commit/main": 500}
-    with pytest.raises(UserError, match=r"the hub did not take it .*\nThe export lies in .*, and the same command sends it\."):
+    with pytest.raises(
+        UserError, match=r"the hub did not take it .*\nThe export lies in .*, and the same command sends it\."
+    ):
         push(folder, "me/demo", False, "Step 2", print)
     assert len(hub.repositories["me/demo"].commits) == 1
     hub.failing, said = {}, []
