@@ -1,6 +1,4 @@
-"""A stand-in for the Hugging Face hub: what huggingface_hub calls to make a repository, to commit files to it and to download
-them.
-"""
+"""A stand-in for the Hugging Face hub: what huggingface_hub calls to make a repository, to send files and to get them."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_what_is_shown_is_sent_and_read_back_as_the_run_learnt_it(command, train
     outcome = command(*PUSH, "dry_run=false")
     assert outcome.code == 0, outcome.err
     assert f"Sent: {hub.url}/me/demo/commit/" in outcome.out
-    commit, files = hub.repositories["me/demo"].commits[-1]
+    _, files = hub.repositories["me/demo"].commits[-1]
     assert set(files) == {".gitattributes", "README.md", "adapter_config.json", "adapter_model.safetensors"}
     assert files["README.md"].endswith(b"As I like it.\n")
     assert files["adapter_model.safetensors"] == (folder / "adapter_model.safetensors").read_bytes()
