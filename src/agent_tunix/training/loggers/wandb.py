@@ -30,7 +30,6 @@ class WandB(Logger):
         seconds: dict[str, Any] = {key: 0.75 * PATIENCE for key, name in limits.items() if name not in os.environ}
         self._run = wandb.init(
             project=known.get("project") or labels.project or os.environ.get("WANDB_PROJECT") or PROJECT,
-            entity=known.get("entity") or None,
             id=known.get("id"),
             resume="allow",
             name=labels.name,
@@ -41,7 +40,7 @@ class WandB(Logger):
             reinit="create_new",  # jobs of a sweep may be trained together
             settings=wandb.Settings(console="off", silent=True, **seconds),
         )
-        keep(folder, SERVICE, id=self._run.id, project=self._run.project, entity=self._run.entity)
+        keep(folder, SERVICE, id=self._run.id, project=self._run.project)
         self._run.config.update(config, allow_val_change=True)
         self._run.define_metric(STEP, hidden=True)
         self._run.define_metric("*", step_metric=STEP)
