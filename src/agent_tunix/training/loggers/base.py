@@ -175,20 +175,15 @@ class Labels:
     @classmethod
     def of(cls, folder: Path, config: Mapping[str, Any]) -> Labels:
         """By the metadata of the configuration as far as there is any, and by the run's folder; jobs have numbers."""
-        sections = [config, *(section for section in config.values() if isinstance(section, Mapping))]
-
-        def given(key: str) -> Any:
-            return next((section[key] for section in sections if section.get(key)), None)
-
         path = folder.resolve()
         is_job = path.name.isdecimal()
-        begins = given("experiment_name") or (path.parent.name if is_job else path.name)
+        begins = config.get("experiment_name") or (path.parent.name if is_job else path.name)
         return cls(
-            project=given("project_name"),
+            project=config.get("project_name"),
             name=f"{begins}/{path.name}" if is_job else begins,
             group=path.parent.name if is_job else None,
-            tags=tuple(map(str, given("tags") or ())),
-            description=given("description"),
+            tags=tuple(map(str, config.get("tags") or ())),
+            description=config.get("description"),
         )
 
 

@@ -202,7 +202,8 @@ def test_a_run_is_called_by_its_metadata_or_by_its_folder(tmp_path):
     assert plain == Labels(project=None, name="monday", group=None, tags=(), description=None)
     metadata = {"experiment_name": "ablation", "project_name": "maths", "tags": ["a"], "description": "without kl"}
     whole = Labels(project="maths", name="ablation", group=None, tags=("a",), description="without kl")
-    assert Labels.of(tmp_path / "monday", metadata) == Labels.of(tmp_path / "monday", {"section": metadata}) == whole
+    assert Labels.of(tmp_path / "monday", metadata) == whole
+    assert Labels.of(tmp_path / "monday", dict.fromkeys(metadata)).name == "monday"
     job = Labels.of(tmp_path / "sweep" / "3", metadata)
     assert (job.name, job.group) == ("ablation/3", "sweep")
     assert Labels.of(tmp_path / "sweep" / "3", {}).name == "sweep/3"
