@@ -8,12 +8,14 @@ import sys
 import threading
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import ANY
 
 import pytest
 
 from agent_tunix.config.imports import OWN
 from agent_tunix.errors import UserError
+from agent_tunix.training import evaluation
 from agent_tunix.training.loggers import base
 from agent_tunix.training.loggers.base import Guarded, Labels, keep, kept, logger_class
 from agent_tunix.training.loggers.tensorboard import TensorBoard
@@ -187,6 +189,16 @@ def test_a_package_that_is_missing_is_named_by_its_extra(tmp_path, monkeypatch):
     (tmp_path / "no_such_package").mkdir()  # as W&B makes one of its own name
     with pytest.raises(UserError, match=r"needs no_such_package: pip install 'agent-tunix\[no_such_package\]'"):
         logger_class("no_such_package", OWN, print)
+
+
+def test_an_evaluation_of_a_run_goes_on_without_a_service_that_is_not_installed(monkeypatch):
+    monkeypatch.setattr(evaluation, "is_installed", lambda package: package != "wandb")
+    trained = SimpleNamespace(training=SimpleNamespace(loggers=["tensorboard", "wandb", "mlflow", "my_module.Mine"]))
+    said: list[str] = []
+    assert evaluation._loggers(SimpleNamespace(run="run"), trained, said.append) == ["tensorboard", "mlflow"]
+    (told,) = said
+    assert told.startswith("warning: wandb, which the run has told of its training, is not installed")
+    assert evaluation._loggers(SimpleNamespace(run=None), trained, said.append) == trained.training.loggers
 
 
 def test_every_service_has_an_extra_and_is_imported_only_when_a_run_opens_it():
