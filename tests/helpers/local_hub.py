@@ -137,7 +137,8 @@ class Handler(BaseHTTPRequestHandler):
             name, _, tree = name.partition("/tree/")
             return self._model(name, revision or tree.partition("/")[0] or "main", bool(tree))
         name, _, rest = path.lstrip("/").partition("/resolve/")
-        return self._file(name, *rest.split("/", 1))
+        revision, _, file = rest.partition("/")
+        return self._file(name, revision, file) if file else self.answer({"error": "no such page"}, 404)
 
     do_HEAD = do_GET
 
