@@ -4,11 +4,49 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 UV := $(shell command -v uv 2>/dev/null)
 
-.PHONY: demo test lint types unit parity campaign tiny docs clean
+.PHONY: help install demo train train-quick train-sweep evaluate tensorboard show-config version
+.PHONY: test lint types unit parity campaign tiny docs clean
 .DELETE_ON_ERROR:
+
+help:
+	@echo "make install                            an environment of its own in $(VENV), which every target makes for itself"
+	@echo "make demo                               reinforcement learning on a CPU, in about a minute (also: train-quick)"
+	@echo "make train ARGS='model=gemma3_1b'       trains a model; without ARGS Gemma 3 270M on GSM8K"
+	@echo "make train-sweep RATES=1e-6,1e-5        one run for each learning rate; ARGS as for train"
+	@echo "make evaluate RUN=runs/<folder>         a run on its test split; ARGS='inference_config=standard num_passes=8'"
+	@echo "make tensorboard RUN=runs               curves of all runs below a folder; it needs tensorboard"
+	@echo "make show-config ARGS='model=gemma3_1b' the whole configuration, without training"
+	@echo "make version"
+	@echo "make test                               lint, types and the whole test suite"
+	@echo "make docs                               what is generated of the documentation"
 
 demo: $(VENV)/installed
 	$(BIN)/python run_training.py +experiment=quick_test
+
+install: $(VENV)/installed
+
+train: $(VENV)/installed
+	$(BIN)/python run_training.py $(ARGS)
+
+train-quick: demo
+
+RATES ?= 1e-7,1e-6,1e-5,1e-4
+train-sweep: $(VENV)/installed
+	$(BIN)/python run_training.py --multirun $(or $(ARGS),+experiment=quick_test) optimizer.learning_rate=$(RATES)
+
+evaluate: $(VENV)/installed
+	$(BIN)/python evaluate.py $(if $(RUN),run=$(RUN)) $(ARGS)
+
+tensorboard: $(VENV)/installed
+	@$(BIN)/python -c 'import tensorboard' 2>/dev/null || \
+	  { echo "tensorboard is not installed: $(BIN)/python -m pip install tensorboard. Without it: agent-tunix watch runs"; exit 2; }
+	$(BIN)/python -m tensorboard.main --logdir $(or $(RUN),runs)
+
+show-config: $(VENV)/installed
+	@$(BIN)/python run_training.py --cfg job $(ARGS)
+
+version: $(VENV)/installed
+	@$(BIN)/agent-tunix --version
 
 test: lint types unit
 

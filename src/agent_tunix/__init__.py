@@ -74,7 +74,8 @@ def train(
 
 
 def evaluate(overrides: Sequence[str] | Mapping[str, Any] = (), *, quiet: bool = False) -> dict[str, Any]:
-    """Evaluates as `agent-tunix evaluate <overrides>` does; returns the record that it also writes.
+    """Evaluates as `agent-tunix evaluate <overrides>` does; returns the record that it also writes, with those of further
+    test sets by name under `sets`, where `evaluation.sets` asks for some.
 
     `overrides` are given as to `train`, for instance `{"run": run, "inference_config": "standard", "num_passes": 8}`.
     """

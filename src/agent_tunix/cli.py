@@ -39,7 +39,8 @@ with signals.heeded_by(signals.leave):  # what follows takes time to load
 
 
 def train() -> None:
-    """Trains a model; see `python run_training.py --help`."""
+    """Trains a model; see `python run_training.py --help`. With --dry-run it shows what a run would do, as `plan`."""
+    sys.argv[1:] = ["dry_run=true" if argument == "--dry-run" else argument for argument in sys.argv[1:]]
     _hydra("config", _train, several=True)
 
 
@@ -61,7 +62,9 @@ def tune() -> None:
 
 def evaluate() -> None:
     """Evaluates a run or a base model; see `python evaluate.py --help`."""
-    _hydra("evaluate", _evaluate, several=True)
+    as_json = "--json" in sys.argv
+    sys.argv[1:] = [argument for argument in sys.argv[1:] if argument != "--json"]
+    _hydra("evaluate", _evaluate_as_json if as_json else _evaluate, several=True)
 
 
 def export() -> None:
@@ -87,6 +90,14 @@ def doctor() -> None:
         workflow.main(sys.argv[1:], console)
 
 
+def compare() -> None:
+    """Says which of two runs solves more of the same problems, and how sure that is; see `agent-tunix compare --help`."""
+    with _command():
+        from agent_tunix.lab.compare import compare as workflow
+
+        workflow.main(sys.argv[1:], console)
+
+
 def report() -> None:
     """Writes report.html, one page on a run, a sweep or a tune; see `agent-tunix report --help`."""
     with _command():
@@ -103,11 +114,32 @@ def watch() -> None:
         workflow.main(sys.argv[1:], console)
 
 
+def runs() -> None:
+    """Lists runs with status, best accuracy and age; see `agent-tunix runs --help`."""
+    with _command():
+        from agent_tunix.lab.runs import runs as workflow
+
+        workflow.main(sys.argv[1:], console)
+
+
+def env() -> None:
+    """Prints what a report of a bug needs: versions, devices, caches, system; see `agent-tunix env --help`."""
+    with _command():
+        from agent_tunix.lab import environment_report
+
+        environment_report.main(sys.argv[1:], console)
+
+
 def main() -> None:
     """`agent-tunix <verb> <overrides>`."""
     verbs = {"train": train, "plan": plan, "lr-find": lr_find, "tune": tune, "evaluate": evaluate, "export": export}
-    verbs |= {"serve": serve, "chat": chat, "doctor": doctor, "report": report, "watch": watch}
+    verbs |= {"serve": serve, "chat": chat, "doctor": doctor, "compare": compare, "report": report, "watch": watch}
+    verbs |= {"runs": runs, "env": env}
     verb = sys.argv.pop(1) if len(sys.argv) > 1 else ""
+    if verb in ("--version", "version"):
+        import agent_tunix
+
+        return print(f"agent-tunix {agent_tunix.__version__}")
     if verb not in verbs:
         usage = "\n".join(
             f"  agent-tunix {name:10} {(function.__doc__ or '').split(';')[0]}" for name, function in verbs.items()
@@ -200,6 +232,21 @@ def _evaluate(composed: DictConfig) -> None:
     from agent_tunix import verbs
 
     verbs.evaluate(verbs.Request.of_job(composed), console)
+
+
+def _evaluate_as_json(composed: DictConfig) -> None:
+    """Prints each record as a line of JSON, and all words for people on standard error."""
+    import json
+
+    from agent_tunix import verbs
+    from agent_tunix.engine import distributed
+    from agent_tunix.training.intervals import intervals
+
+    words = Screen(stderr=True)
+    words.quiet = console.quiet
+    for record in verbs.evaluate(verbs.Request.of_job(composed), words):
+        if distributed.first():
+            print(json.dumps(record | {"intervals": intervals(record)}))
 
 
 def _export(composed: DictConfig) -> None:

@@ -47,7 +47,8 @@ def train(overrides: Overrides, reward_functions: Mapping[str, RewardFunction] |
 def evaluate(overrides: Overrides, quiet: bool) -> Record:
     with _mistakes():
         screen = _screen(quiet)
-        return verbs.evaluate(_request("evaluate", _overrides(overrides), screen), screen)
+        own, *others = verbs.evaluate(_request("evaluate", _overrides(overrides), screen), screen)
+        return own | ({"sets": {record["set"]: record for record in others}} if others else {})
 
 
 def _request(name: str, overrides: list[str], screen: Screen) -> verbs.Request:

@@ -97,8 +97,8 @@ def train(
     return folder, loop.run(cfg, folder, console, given, origin, LabAdvisor(), reward_functions)
 
 
-def evaluate(request: Request, console: Screen) -> Record:
-    """Evaluates a run or a base model; returns the record that it also writes."""
+def evaluate(request: Request, console: Screen) -> list[Record]:
+    """Evaluates a run or a base model; returns the records that it also writes: of its own test set, and of further ones."""
     cfg = anchored(validate(request.composed, EvaluateConfig))
     cfg = _agreed(cfg if cfg.run else loading.described(cfg))
     return evaluation.run(cfg, _shared(request.folder), console, request.overrides)

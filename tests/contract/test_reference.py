@@ -44,11 +44,11 @@ SMALL = [  # of one shape whatever the command says, so that all share their pro
 ]
 
 # What tools rely on in the folder of a run.
-FILES = {"config.yaml", "metrics.jsonl", "evals.jsonl", "samples.jsonl", "summary.json", "report.html"}
+FILES = {"config.yaml", "metrics.jsonl", "evals.jsonl", "answers.jsonl", "samples.jsonl", "summary.json", "report.html"}
 FOLDERS = {"checkpoints", "tensorboard"}
 METRICS = {
     *("step", "loss", "lr", "grad_norm", "update_norm", "update_survival", "kl", "entropy", "clip_fraction", "mismatch/kl"),
-    *("reward/mean", "reward/std", "groups/zero_variance", "completion/length", "completion/truncated"),
+    *("reward/mean", "reward/std", "groups/zero_variance", "completion/length", "completion/tokens", "completion/truncated"),
     *("reward/format_exact", "reward/format_approximate", "reward/answer", "reward/number"),
     *("time/rollout", "time/reward", "time/update", "tokens_per_second", "memory/peak_gb"),
 }

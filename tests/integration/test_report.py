@@ -384,7 +384,7 @@ def test_the_policy_stops_a_request_that_is_tried(browser, folders):
 
 def test_a_live_page_follows_the_run_and_keeps_what_was_switched(browser, write_run, tmp_path, eventually):
     folder = tmp_path / "run"
-    with watch.Server(folder, 0) as server:
+    with watch.Server([folder], 0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:

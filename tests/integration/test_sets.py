@@ -48,6 +48,25 @@ def test_a_run_with_sets_has_the_numbers_of_one_without(command, tmp_path, monke
     assert command("train", "training.resume=run").code == 0
     assert records(tmp_path / "run", "evals.jsonl") == evals
     assert records(tmp_path / "run", "metrics.jsonl") == records(plain, "metrics.jsonl")
-    outcome = command("evaluate", "run=run", "evaluation.sets.hard.path=hard.jsonl")
-    assert outcome.code == 2
-    assert "evaluate.py takes one, as in data.path=hard.jsonl" in outcome.err
+    assert_each_is_evaluated(command, tmp_path, evals)
+
+
+def assert_each_is_evaluated(command, tmp_path, evals) -> None:
+    """By evaluate.py with the numbers of training, as lines of JSON; answers tell the problems that were solved."""
+    greedy = ["inference_config=greedy", "evaluation.num_examples=8"]
+    outcome = command("evaluate", "run=run", *greedy, "evaluation.sets=[hard.jsonl]", "--json")
+    assert outcome.code == 0, outcome.err
+    own, hard = map(json.loads, outcome.out.splitlines())
+    (trained,) = (record for record in evals if record["step"] == 4 and record.get("set") == "hard")
+    assert {key: hard[key] for key in trained} == trained
+    assert "set" not in own
+    low, high = hard["intervals"]["accuracy"]
+    assert low <= hard["accuracy"] <= high
+    *_, of_own, of_hard = records(tmp_path / "run", "answers.jsonl")
+    for record, answers in ((own, of_own), (hard, of_hard)):
+        assert sum(answers["right"]) / len(answers["right"]) == record["accuracy"]
+    by_training = [one for one in records(tmp_path / "run", "answers.jsonl")[:-2] if one.get("set") == "hard"][-1]
+    assert by_training == of_hard
+    assert command("compare", "run").code == 0
+    outcome = command("evaluate", "run=run", "evaluation.sets=[hard]")
+    assert (outcome.code, "there is no hard" in outcome.err) == (2, True)

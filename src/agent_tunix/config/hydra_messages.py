@@ -12,6 +12,7 @@ import yaml
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 
+from agent_tunix.config import former_keys
 from agent_tunix.config.load import config_folder, did_you_mean
 
 EXTRAS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit", "optuna": "optuna"}
@@ -40,6 +41,8 @@ def missing_option(mistake: MissingConfigException) -> str:
         return f"There is no configuration named '{option}'; leave --config-name out: each verb has its own."
     if option in EXTRAS and group in ("hydra/launcher", "hydra/sweeper"):
         return f"{group}={option} needs an extra: pip install 'agent-tunix[{EXTRAS[option]}]'"
+    if former := former_keys.OPTIONS.get((group, option)):
+        return f"{group}={option} is {group}={former} here."
     known = mistake.options or sorted(file.stem for file in (config_folder() / group).glob("*.yaml"))
     hint = did_you_mean(option, known)
     return f"{group}={option}: there is no such option{hint}\nThe options of {group} are: {', '.join(known)}"

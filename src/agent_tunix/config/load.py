@@ -17,7 +17,7 @@ from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
-from agent_tunix.config import mesh_shape
+from agent_tunix.config import former_keys, mesh_shape
 from agent_tunix.config.output_folders import of_a_run
 from agent_tunix.config.schema import SET_KEYS, Config, DataSection, ModelSection, data_of_set
 from agent_tunix.errors import UserError, reading
@@ -33,9 +33,11 @@ FOLDER_TO_QUOTE = re.compile(r"""(["']?)([0-9][\w.+-]*|~[^"',]*)\1""")  # a comm
 CHECKSUM = re.compile(r"# checksum of all values but places: (\w*)")
 PLACES = ("model.weights", "model.adapter", "data.path", "training.init_from", "training.resume")
 OF_SET = re.compile(r"evaluation\.sets\..+\.path")  # a place too, under a name of the user's
+LIST = re.compile(r"\[([^\[\]{}]+)\]")
 REFERENCE = re.compile(r"(\\*)\$\{")  # OmegaConf looks up what follows, unless a backslash of its own is before it
 AUTO = "auto"  # the model that is whatever its weights are
 SHOWN = 200  # characters of a value in a message
+GYM = "reasoning_gym"
 MOST_VALUES = 10_000  # of a saved configuration; it has some 150
 WHY = {
     "grpo.num_generations": "GRPO compares the completions of one prompt with each other",
@@ -103,9 +105,17 @@ def _lenient(argument: str) -> str:
     key, equals, value = argument.partition("=")
     if (key in FOLDERS or OF_SET.fullmatch(key.lstrip("+"))) and (named := FOLDER_TO_QUOTE.fullmatch(value)):
         argument = f"{key}='{os.path.expanduser(named[2])}'"
+    if key == "evaluation.sets" and (listed := LIST.fullmatch(value)):  # names alone: each is called after its last part
+        argument = f"{key}={{{','.join(_as_entry(name.strip()) for name in listed[1].split(','))}}}"
     groups = [path.name for path in config_folder().iterdir() if path.is_dir()]
     plain = equals and key[:1].isalpha() and not key.startswith("hydra") and "@" not in key
     return f"++{argument}" if plain and key not in groups else argument
+
+
+def _as_entry(name: str) -> str:
+    """A test set that is only named, as an entry of `evaluation.sets`: reasoning_gym:gcd is called gcd, sets/a.jsonl a."""
+    bare = name.strip("'\"")
+    return f"{Path(bare.removeprefix(f'{GYM}:')).name.partition('.')[0]}:'{bare}'"
 
 
 def as_given(overrides: Iterable[str]) -> tuple[str, ...]:
@@ -139,11 +149,13 @@ def _checked(composed: DictConfig | Mapping[str, Any], kind: type[C]) -> C | lis
         container = OmegaConf.to_container(composed, resolve=True) if OmegaConf.is_config(composed) else dict(composed)
     except OmegaConfBaseException as fault:
         raise UserError(f"The configuration does not resolve: {fault}") from fault
-    impossible = [*_impossible(container), *_faults_of_sets(container), *_misfits(container, trains=kind is Config)]
+    container, unnamed = _with_named_sets(container)
+    of_sets = () if container.get("run") is not None else _faults_of_sets(container)  # of a run's own data, once it is read
+    impossible = [*unnamed, *_impossible(container), *of_sets, *_misfits(container, trains=kind is Config)]
     try:
         config = kind.model_validate(container)
     except ValidationError as faults:
-        return [*_lines(faults, kind), *impossible]
+        return [*_lines(faults, kind, container), *impossible]
     return impossible or config
 
 
@@ -182,6 +194,53 @@ def _impossible(container: Any) -> Iterable[str]:
         yield f"training.early_stopping={patience} counts evaluations; set training.eval_every_n_steps, to have some"
     if adapter is not None and (begun := value("training", "init_from")) is not None:
         yield f"model.adapter={adapter}, training.init_from={begun}: a run starts from one of them; leave the other out"
+
+
+def _with_named_sets(container: Any) -> tuple[Any, list[str]]:
+    """With the keys of those further test sets that are only named: by a file of conf/data, by a path, or by a task of
+    reasoning-gym, as reasoning_gym:gcd; and the faults of those that stand for nothing, which are left out.
+    """
+    evaluation = container.get("evaluation")
+    sets = evaluation.get("sets") if isinstance(evaluation, dict) else None
+    if not isinstance(sets, dict):
+        return container, []
+    named, faults = dict(sets), []
+    for name, given in sets.items():
+        if isinstance(given, str):
+            try:
+                named[name] = _named_set(given)
+            except ValueError as fault:
+                del named[name]
+                faults.append(str(fault))
+    return {**container, "evaluation": {**evaluation, "sets": named}}, faults
+
+
+def _named_set(given: str) -> dict[str, Any]:
+    if (found := _of_data_group(given)) is not None:
+        return {key: value for key, value in found.items() if key in SET_KEYS}
+    source, colon, task = given.partition(":")
+    if colon and source == GYM:
+        return {"source": GYM, "task": task, "scorer": "agent_tunix.environments.reasoning_gym.score"}
+    if os.path.exists(os.path.expanduser(given)) or Path(given).suffix or "/" in given:
+        return {"path": given}
+    known = sorted({file.stem for folder in search_path([]) for file in (folder / "data").glob("*.yaml")})
+    raise ValueError(
+        f"evaluation.sets: there is no {given}{did_you_mean(given, known)}; a set is a file of conf/data "
+        f"({', '.join(known)}), a path, or a task of reasoning-gym, as in {GYM}:gcd"
+    )
+
+
+def _of_data_group(name: str) -> dict[str, Any] | None:
+    """What a file of conf/data says, with those that it begins with; None where there is no such file."""
+    files = [folder / "data" / f"{name}.yaml" for folder in search_path([])]
+    if (file := next((file for file in files if file.is_file()), None)) is None:
+        return None
+    with reading(file):
+        own: Any = OmegaConf.to_container(OmegaConf.load(file))
+        begun = [
+            _of_data_group(other) or {} for other in own.pop("defaults", ()) if isinstance(other, str) and other != name
+        ]
+    return {key: value for part in (*begun, own) for key, value in part.items()}
 
 
 def _faults_of_sets(container: Any) -> Iterable[str]:
@@ -364,13 +423,17 @@ def leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
     return {k: v for name, branch in tree.items() for k, v in leaves(branch, f"{prefix}{name}.").items()}
 
 
-def _lines(faults: ValidationError, kind: type[BaseModel]) -> Iterable[str]:
+def _lines(faults: ValidationError, kind: type[BaseModel], container: Mapping[str, Any] | None = None) -> Iterable[str]:
+    """One line for each fault; the container is that of all sections, where there is one."""
     known = list(keys(kind))
     for fault in faults.errors():
         key = ".".join(str(part) for part in fault["loc"])
         message = re.sub(r"\b0\.0{4,}\d+", lambda tiny: f"{float(tiny[0]):g}", fault["msg"].removeprefix("Value error, "))
         if fault["type"] == "extra_forbidden":
-            yield f"{key}: unknown key{_suggestion(key, known)}"
+            former = former_keys.answer(key, fault["input"], container) if container is not None else None
+            yield former or f"{key}: unknown key{_suggestion(key, known)}"
+        elif key == "data.source" and fault["input"] in former_keys.DATA:
+            yield f"data.source={fault['input']}: {former_keys.gsm8k_of(fault['input'])}"
         elif fault["type"] == "missing":
             yield f"{key}: missing; every key of the group's YAML file must be given"
         elif fault["type"] == "value_error" and isinstance(fault["input"], dict | BaseModel):

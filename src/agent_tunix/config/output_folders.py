@@ -91,3 +91,14 @@ def claim(folder: Path) -> int:
     except OSError:  # a disk that knows no locks, as some shared ones do not
         pass
     return descriptor
+
+
+def is_claimed(folder: Path) -> bool:
+    """Whether another process keeps a folder to itself."""
+    try:
+        os.close(claim(folder))
+    except BlockingIOError:
+        return True
+    except OSError:  # it is gone
+        return False
+    return False

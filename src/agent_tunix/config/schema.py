@@ -294,9 +294,13 @@ class DataSection(Section):
         description="Generated problems of our own, those of reasoning-gym, or rows of questions and answers."
     )
     path: str | None = Field(
-        description="A .jsonl, .csv or .parquet file, a folder with train.* and test.* files, or a repository of the hub."
+        description="A .jsonl, .csv or .parquet file, a folder with train.* and test.* files, a repository of the hub, "
+        "kaggle:<owner>/<data set>, or tfds:<name>."
     )
-    subset: str | None = Field(description="Configuration of a hub data set, where it has several.")
+    subset: str | None = Field(
+        description="Configuration of a hub data set, where it has several; of a folder without train.*, how the "
+        "names of its files begin, as in main_train.csv."
+    )
     num_examples: Positive | None = Field(
         description="Training examples (of generated ones, train_fraction of them); null: all, where there is an end."
     )
@@ -456,8 +460,9 @@ class EvaluationSection(Section):
     sampled: bool = Field(description="Report accuracy at the training temperature beside greedy accuracy.")
     sets: dict[str, dict[str, Any]] = Field(
         default={},
-        description="Further test sets by name, which a run evaluates too, greedily: the keys in which each differs from "
-        f"the run's own data, of {', '.join(SET_KEYS[:-1])} and {SET_KEYS[-1]}.",
+        description="Further test sets, which a run evaluates too, greedily, and evaluate.py in the way it is asked: "
+        "[gsm8k,hard.jsonl,reasoning_gym:gcd], which are files of conf/data, paths and tasks; or by name the keys in which "
+        f"each differs from the run's own data, of {', '.join(SET_KEYS[:-1])} and {SET_KEYS[-1]}.",
     )
 
     @field_validator("sets")
@@ -473,6 +478,10 @@ class Config(Section):
 
     dry_run: bool = Field(description="Show what the run would do, and do not load weights or train.")
     seed: int = Input(ge=0, lt=2**31, description="Root of all randomness; the same seed gives the same run.")
+    experiment_name: str | None = Input(default=None, description="What the run is called in lists, reports and loggers.")
+    project_name: str | None = Input(default=None, description="What it is a part of.")
+    description: str | None = Input(default=None, description="What it is for, in a sentence or two.")
+    tags: list[str] = Input(default=[], description="Words by which runs are found again.")
     model: ModelSection
     optimizer: OptimizerSection
     scheduler: SchedulerSection

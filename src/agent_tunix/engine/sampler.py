@@ -105,12 +105,10 @@ def sample(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sam
     first = draw(jnp.repeat(hidden_PSD[:, -1], G, axis=0), 0, rows)
     drawn = record(jax.tree.map(lambda x_B: jnp.zeros((C, B), x_B.dtype), first), first, 0, rows)
     carry = 0, first[0], ends(first[0]), reading.cache, drawn
-    for few in [] if several_devices() else narrower(B // K, C):
-        if reading.narrowed is None:
-            break
+    for few in _narrowed_to(B // K, C):
         last, last_B, done_B, cache, drawn = draw_until(few, reading, rows, carry)
         kept_B = _unended(done_B.reshape(K, -1), few)
-        reading, rows = reading.narrowed(cache, kept_B), jnp.arange(B)[rows][kept_B]
+        reading, rows = reading.narrowed(cache, kept_B, last), jnp.arange(B)[rows][kept_B]
         carry = last, last_B[kept_B], done_B[kept_B], reading.cache, drawn
     *_, drawn = draw_until(0, reading, rows, carry)
     tokens_CB, logprobs_CB = drawn
@@ -129,14 +127,19 @@ def logits(weights: Weights, adapters: Adapters | None, prompts: Prompts, *, arc
 def prepare(weights: Weights, draws: tuple[Draw, ...], *, arch: Architecture, sampling: Sampling) -> None:
     """What tracing `sample` would wait for: a kernel's compiler, which needs no interpreter. Arrays may be shapes."""
     adapters = jax.eval_shape(lora.stack, [draw.adapters for draw in draws])
-    P, S = draws[0].prompts.tokens_PS.shape
-    decoding.prepare(weights, adapters, arch, (len(draws) * P, S), sampling.num_generations, sampling.max_steps)
+    (P, S), K = draws[0].prompts.tokens_PS.shape, len(draws)
+    few = [K * n for n in _narrowed_to(P * sampling.num_generations, sampling.max_steps)]
+    decoding.prepare(weights, adapters, arch, (K * P, S), sampling.num_generations, sampling.max_steps, few)
 
 
 def narrower(rows: int, steps: int) -> list[int]:
     """To how many sequences of a policy a rollout narrows, one time after the other."""
     few = [rows // NARROWER**n for n in (1, 2)] if steps >= LEAST_STEPS else []
     return [n for n in few if n >= LEAST_ROWS]
+
+
+def _narrowed_to(rows: int, steps: int) -> list[int]:
+    return [] if several_devices() else narrower(rows, steps)
 
 
 def _unended(done_KR: jax.Array, few: int) -> jax.Array:

@@ -1,7 +1,7 @@
-"""Rows of questions and answers from JSON lines, CSV, parquet, or a data set of the Hugging Face hub.
+"""Rows of questions and answers from JSON lines, CSV, parquet, or a data set of the hub, Kaggle or TensorFlow Datasets.
 
-A place is a file, a folder with train.* and test.* files, or the name of a hub repository. Validation is a share of the
-training rows, drawn once and for all; where there is no test split, validation stands in for it.
+A place is a file, a folder with train.* and test.* files, the name of a hub repository, or what `downloads` has. Validation
+is a share of the training rows, drawn once and for all; where there is no test split, validation stands in for it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import IO, Any, AnyStr
 
 import numpy as np
 
+from agent_tunix.environments import downloads
 from agent_tunix.errors import UserError, calling, named, reading, unparsed
 from agent_tunix.files import LINE, lines, open_regular
 
@@ -175,11 +176,17 @@ def _without_annotations(worked: str) -> str:
 
 def _open(place: str, subset: str | None, name: str, fmt: RowFormat) -> tuple[str, Placed] | None:
     """What to call a split in messages, and its rows; None where the place has no such split."""
-    path = Path(os.path.expanduser(place))  # as it is, where there is no such user
+    if place.startswith(downloads.TFDS):
+        return downloads.tfds_split(place, name)
+    downloaded = place.startswith(downloads.KAGGLE)
+    # as it is, where there is no such user
+    path = downloads.kaggle_folder(place) if downloaded else Path(os.path.expanduser(place))
     if path.is_file():
         return (str(path), _read(path, fmt)) if name == "train" else None
     if path.is_dir():
         stems = {file: file.name.split(".")[0] for file in sorted(path.iterdir()) if _reader(file, fmt)}
+        if subset and name not in stems.values() and f"{subset}_{name}" in stems.values():  # as Kaggle's GSM8K has them
+            name = f"{subset}_{name}"
         files = [file for file, stem in stems.items() if SHARD.sub("", stem) == name]
         if files and not _all_parts([file.name[len(name) :] for file in files]):
             named = ", ".join(file.name for file in files)

@@ -12,8 +12,7 @@ of DoRA, whose factors the kernels do not know.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ from agent_tunix.kernels import decode_attention, device, matmul
 from agent_tunix.kernels.decode_attention import Rows
 from agent_tunix.kernels.matmul import LEAST_RANK, LEAST_TILE, Product
 from agent_tunix.kernels.norm_rope import both_halves, rms_norm
+from agent_tunix.kernels.reading import Held, Reading, filled_place
 from agent_tunix.kernels.token import token_kernel
 from agent_tunix.models import lora, transformer
 from agent_tunix.models.architecture import Architecture, Segment, Weights
@@ -40,22 +40,6 @@ PRODUCTS = {
     "down": ("down_proj",),
 }
 
-Cache = Any
-Read = Callable[[Cache, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Cache]]
-
-
-class Reading(NamedTuple):
-    """A cache, and the function that reads a token of every sequence into one of its slots.
-
-    `read(cache, tokens_B, slot, done_B)` returns the hidden states [B, D] and the cache; rows of sequences that
-    are done hold nothing of use. `narrowed(cache, rows_B)` goes on with some of the sequences, as many of each policy.
-    """
-
-    cache: Cache
-    read: Read
-    narrowed: Callable[[Cache, jax.Array], Reading] | None = None  # not every way can
-
-
 Way = Callable[..., Reading]
 
 
@@ -68,12 +52,22 @@ def start(
 
 
 def prepare(
-    weights: Weights, adapters: Adapters | None, arch: Architecture, prompts: tuple[int, int], group: int, slots: int
+    weights: Weights,
+    adapters: Adapters | None,
+    arch: Architecture,
+    prompts: tuple[int, int],
+    group: int,
+    slots: int,
+    few: Sequence[int] = (),
 ) -> None:
-    """Has what `start` will compile for prompts of that shape, [P, S], compiled beforehand; weights may be shapes."""
+    """Has what `start` will compile for prompts of that shape, [P, S], compiled beforehand; weights may be shapes.
+
+    So too what will be compiled when it goes on with few sequences, first with so many, then with so many.
+    """
     (P, S), policies = prompts, lora.policies_of(adapters)
     if _way(weights, adapters, arch, P * group) is by_token_kernel:
-        token_kernel.compiled(token_shapes(arch), policies, P // policies, group, S, slots)
+        for rows, of_each in ((P, group), *((n, 1) for n in few)):
+            token_kernel.compiled(token_shapes(arch), policies, rows // policies, of_each, S, slots)
 
 
 def _way(weights: Weights, adapters: Adapters | None, arch: Architecture, sequences: int) -> Way:
@@ -128,7 +122,8 @@ def _further_by_forward(weights, adapters, arch, prompt, group, written) -> Read
         hidden_B1D, new = transformer.forward(weights, adapters, arch, tokens_B[:, None], positions_B1, (prompt, written))
         return hidden_B1D[:, 0], transformer.write_segment(written, new, slot)
 
-    def narrowed(written, rows_B):
+    def narrowed(written, rows_B, slot):
+        del slot
         kept = transformer.rows_of(prompt, rows_B // group), transformer.rows_of(written, rows_B)
         return _further_by_forward(weights, adapters, arch, kept[0], 1, kept[1])
 
@@ -157,7 +152,7 @@ def by_token_kernel(weights, adapters, arch, prompt, group, slots) -> Reading:
     modules = {name: (w_LEU, *lora.filled_pair(adapters, name, w_LEU, rank)) for name, w_LEU in matrices.items()}
     angles_TAN = _angles(arch, prompt.keys_LBSKN.shape[2] + slots)
     read = prompt.keys_LBSKN, prompt.values_LBSKN, prompt.positions_BS[:, -1] + 1
-    return Reading(*token_kernel.start(token_shapes(arch), weights.embed_VD, norms, modules, angles_TAN, read, group, slots))
+    return token_kernel.start(token_shapes(arch), weights.embed_VD, norms, modules, angles_TAN, read, group, slots)
 
 
 def _angles(arch: Architecture, places: int) -> jax.Array:
@@ -175,39 +170,56 @@ class _Layer:
 
 
 def _by_kernels(weights, adapters, arch, prompt, group, slots, interpret=False) -> Reading:
-    policies = lora.policies_of(adapters)
-    lengths_P = prompt.positions_BS[:, -1] + 1
-    B = len(lengths_P) * group
-    rank, tile = _filled_rank(adapters), matmul.row_tile(B // policies)
-    few = policies % 2 == 0 and tile == LEAST_TILE and rank == LEAST_RANK
+    policies, lengths_P = lora.policies_of(adapters), prompt.positions_BS[:, -1] + 1
+    rank, sequences = _filled_rank(adapters), len(lengths_P) * group // policies
+    few = policies % 2 == 0 and matmul.row_tile(sequences) == LEAST_TILE and rank == LEAST_RANK
     sharing = 2 if few and _fills_blocks(weights, 2 * rank) else 1
-    rows = -(-B // policies // tile) * tile
     products = {name: _product(weights, adapters, modules, sharing, rank) for name, modules in PRODUCTS.items()}
     layers = _layers(weights, products)
-    first_R = matmul.filled(jnp.repeat(lengths_P, group), policies, rows)
     one = jax.jit(_layer, static_argnames=("seen", "tile", "interpret"))
-    static = {"tile": tile * sharing, "interpret": interpret}
     prompt_slots = prompt.keys_LBSKN.shape[2]
     S = decode_attention.whole_tiles(prompt_slots)
     angles_TAN = _angles(arch, prompt_slots + slots)
 
-    def read(cache, tokens_B, slot, done_B):
-        del done_B  # what a finished sequence reads is of no use, and no one else sees it
-        x_RD = transformer.embed(weights, arch, matmul.filled(tokens_B, policies, rows))
-        h_RD = rms_norm(x_RD, layers[0].norms["input_norm"], arch.norm_eps, 1.0)
-        places = angles_TAN[first_R + slot], jnp.asarray(slot, jnp.int32)[None], lengths_P
-        norms = [*(layer.norms["input_norm"] for layer in layers[1:]), weights.final_norm_D]
-        written = []
-        for layer, kv, next_norm_D, is_global in zip(layers, cache, norms, arch.is_global().tolist(), strict=True):
-            window = EVERYTHING if is_global else arch.sliding_window
-            seen = Rows(group, rows, S, window, 2 * is_global, arch.query_scale, arch.norm_eps)
-            x_RD, h_RD, kv = one(x_RD, h_RD, layer, kv, places, next_norm_D, seen=seen, **static)
-            written.append(kv)
-        return h_RD.reshape(policies, rows, -1)[:, : B // policies].reshape(B, -1), written
+    def rows_of(sequences: int) -> int:
+        """Of a policy with so many sequences: whole tiles."""
+        tile = matmul.row_tile(sequences)
+        return -(-sequences // tile) * tile
+
+    def reading(lengths_P, group, cache) -> Reading:
+        B = len(lengths_P) * group
+        rows = rows_of(B // policies)
+        first_R = matmul.filled(jnp.repeat(lengths_P, group), policies, rows)
+        static = {"tile": matmul.row_tile(B // policies) * sharing, "interpret": interpret}
+
+        def read(cache, tokens_B, slot, done_B):
+            del done_B  # what a finished sequence reads is of no use, and no one else sees it
+            x_RD = transformer.embed(weights, arch, matmul.filled(tokens_B, policies, rows))
+            h_RD = rms_norm(x_RD, layers[0].norms["input_norm"], arch.norm_eps, 1.0)
+            places = angles_TAN[first_R + slot], jnp.asarray(slot, jnp.int32)[None], lengths_P
+            norms = [*(layer.norms["input_norm"] for layer in layers[1:]), weights.final_norm_D]
+            written = []
+            for layer, kv, next_norm_D, is_global in zip(layers, cache, norms, arch.is_global().tolist(), strict=True):
+                window = EVERYTHING if is_global else arch.sliding_window
+                seen = Rows(group, rows, S, window, 2 * is_global, arch.query_scale, arch.norm_eps)
+                x_RD, h_RD, kv = one(x_RD, h_RD, layer, kv, places, next_norm_D, seen=seen, **static)
+                written.append(kv)
+            return h_RD.reshape(policies, rows, -1)[:, : B // policies].reshape(B, -1), written
+
+        def narrowed(cache, rows_B, slot) -> Reading:
+            del slot
+            row_R = matmul.filled(filled_place(rows_B, B // policies, rows), policies, rows_of(len(rows_B) // policies))
+            prompt_B = rows_B // group
+            held = Held(len(lengths_P), S, policies * rows)
+            cache = jax.tree.map(lambda x_n: held.of_rows(x_n, prompt_B, row_R), cache)
+            return reading(lengths_P[prompt_B], 1, cache)
+
+        return Reading(cache, read, narrowed)
 
     kv = zip(prompt.keys_LBSKN, prompt.values_LBSKN, strict=True)
-    cache = [tuple(decode_attention.cache(x_PSKN, policies * rows, slots) for x_PSKN in pair) for pair in kv]
-    return Reading(cache, read)
+    rows = policies * rows_of(sequences)
+    cache = [tuple(decode_attention.cache(x_PSKN, rows, slots) for x_PSKN in pair) for pair in kv]
+    return reading(lengths_P, group, cache)
 
 
 def _layer(x_RD, h_RD, layer, kv, places, next_norm_D, *, seen, tile, interpret):

@@ -60,23 +60,27 @@ def load_sets(cfg: Config, train: Sequence[Row], tokenizer: Tokenizer, notice: N
     """The further test sets of a run, by name; warns of questions that it is trained on."""
     found: dict[str, list[Example]] = {}
     trained_on = {row.question for row in train} | (_trained_on_before(cfg) if cfg.evaluation.sets else set())
-    for name, given in cfg.evaluation.sets.items():
-        key = f"evaluation.sets.{name}"
-        told = partial(_of_set, notice, key)
-        read = reading_other(cfg, DataSection(**data_of_set(cfg.data.model_dump(), given)))
-        try:
-            rows = load_rows(read, "test", cfg.evaluation.num_examples, told)
-            _check_vocabulary(rows, read.data, tokenizer)
-            found[name] = _examples(read, "test", rows, tokenizer, told)
-        except UserError as fault:
-            raise UserError(f"{key}: {fault}") from fault
+    for name in cfg.evaluation.sets:
+        found[name] = load_set(cfg, name, tokenizer, partial(of_set, notice, name))
         if again := sum(example.question in trained_on for example in found[name]):
-            notice(f"warning: {again} of {len(found[name])} questions of {key} are trained on.")
+            notice(f"warning: {again} of {len(found[name])} questions of evaluation.sets.{name} are trained on.")
     return found
 
 
-def _of_set(notice: Notice, key: str, text: str) -> None:
-    notice(f"{key}: {text}")
+def load_set(cfg: Config, name: str, tokenizer: Tokenizer, notice: Notice) -> list[Example]:
+    """One of the further test sets."""
+    read = reading_other(cfg, DataSection(**data_of_set(cfg.data.model_dump(), cfg.evaluation.sets[name])))
+    try:
+        rows = load_rows(read, "test", cfg.evaluation.num_examples, notice)
+        _check_vocabulary(rows, read.data, tokenizer)
+        return _examples(read, "test", rows, tokenizer, notice)
+    except UserError as fault:
+        raise UserError(f"evaluation.sets.{name}: {fault}") from fault
+
+
+def of_set(notice: Notice, name: str, text: str) -> None:
+    """Says something of a further test set."""
+    notice(f"evaluation.sets.{name}: {text}")
 
 
 def reading_other(cfg: Config, data: DataSection) -> Config:

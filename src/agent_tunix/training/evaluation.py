@@ -12,6 +12,7 @@ of k completions (the unbiased estimate of Chen et al., 2021, arXiv:2107.03374).
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -29,7 +30,7 @@ from rich.table import Table
 from agent_tunix.config.imports import OWN, Origin
 from agent_tunix.config.load import validate
 from agent_tunix.config.resumed import made_of
-from agent_tunix.config.schema import Config, EvaluateConfig
+from agent_tunix.config.schema import Config, EvaluateConfig, InferenceSection, data_of_set
 from agent_tunix.engine.engine import Inference
 from agent_tunix.engine.random_keys import Purpose, step_key
 from agent_tunix.engine.sampler import Sampling
@@ -38,11 +39,14 @@ from agent_tunix.environments.rewards import SCORER, Judge
 from agent_tunix.environments.stream import Example, batches
 from agent_tunix.environments.world import NAME, TOOLS, load_world
 from agent_tunix.errors import UserError
+from agent_tunix.models.base import Model
 from agent_tunix.models.lora import Policy, Trainable
 from agent_tunix.training import loading
 from agent_tunix.training.data import (
     Notice,
     load_examples,
+    load_set,
+    of_set,
     prompt_width,
     reading_other,
     refuse_unknown_tokens,
@@ -50,17 +54,19 @@ from agent_tunix.training.data import (
     set_name,
     warn_of_trained_on,
 )
+from agent_tunix.training.intervals import interval_text
 from agent_tunix.training.loggers.base import LOGGERS, PACKAGES, is_installed, logger_class
 from agent_tunix.training.metrics import episode_record
 from agent_tunix.training.play import Answers, Episode, Playing, play, turns_of
-from agent_tunix.training.progress import say
+from agent_tunix.training.progress import counted, say
 from agent_tunix.training.rollouts import complete
-from agent_tunix.training.run_folder import run_folder
+from agent_tunix.training.run_folder import RunFolder, run_folder
 from agent_tunix.training.setup import open_each
 from agent_tunix.types import Record
 
 BY_TAGS = Judge()
 TABLED = 64  # problems of which loggers are told what was answered
+GREEDILY = {"inference": "greedy", "num_passes": 1}  # how answers were drawn, in answers.jsonl
 ASKED = ("run", "step", "inference_config", "num_passes", "evaluation", "seed", "data")  # what can be chosen for a run
 LENGTH = "generation.max_prompt_length"  # and for its problems, which training did not read
 TRUSTED = (SCORER, NAME, TOOLS)  # code that a run's folder names, which its user may name too, so that it is imported
@@ -144,17 +150,15 @@ def answers_to(
     return episodes_of(engine, policy, playing, examples, batch_size, key, sampling, temperature)
 
 
-def table_of(step: int, examples: Sequence[Example], found: Answers, right: Sequence[int] = ()) -> list[Record]:
+def table_of(step: int, examples: Sequence[Example], found: Answers, right: Sequence[int]) -> list[Record]:
     """Rows for loggers that have tables: the first problems, so that they stay the same, and the first completion of each.
 
     `right` says how many completions of each problem are.
     """
     rows: list[Record] = [
-        {"step": step, "question": example.question, "answer": example.answer, "completion": texts[0]}
-        for example, texts in zip(examples[:TABLED], found.texts, strict=False)
+        {"step": step, "question": example.question, "answer": example.answer, "completion": texts[0], "right": number}
+        for example, texts, number in zip(examples[:TABLED], found.texts, right, strict=False)
     ]
-    for row, number in zip(rows, right, strict=False):
-        row["right"] = number
     for row, transcript in zip(rows, found.transcripts, strict=False):
         row["turns"] = json.dumps(turns_of(transcript), ensure_ascii=False)
     return rows
@@ -167,6 +171,16 @@ def grade(
     solved: Sequence[float | None] = (),
 ) -> Record:
     """The evaluation's numbers, averaged over problems and passes; `solved` is what a world says of them, where it does."""
+    return grade_each(examples, completions, judge, solved)[0]
+
+
+def grade_each(
+    examples: Sequence[Example],
+    completions: Sequence[Sequence[str]],
+    judge: Judge = BY_TAGS,
+    solved: Sequence[float | None] = (),
+) -> tuple[Record, Record]:
+    """As `grade`, and of each problem, by a name that is the same in every run, how many of its completions are right."""
     pairs = [(example, text) for example, texts in zip(examples, completions, strict=True) for text in texts]
     passes = len(completions[0])
     scores = judge([example for example, _ in pairs], [text for _, text in pairs])
@@ -188,7 +202,14 @@ def grade(
         record["majority_accuracy"] = float(np.mean([_majority_right(texts, right_ones) for texts, right_ones in judged]))
         for k in (k for k in (1, 2, 4, 8, 16, 32, 64) if k <= passes):
             record[f"pass@{k}"] = float(np.mean([pass_at_k(passes, int(row.sum()), k) for row in right]))
-    return record
+    each = {"problems": [problem_name(example) for example in examples], "right": [int(row.sum()) for row in right]}
+    return record, each
+
+
+def problem_name(example: Example) -> str:
+    """What a problem is called in answers.jsonl: it follows from question and answer, or from a row without them."""
+    asked = [example.question, example.answer] if example.question else sorted(map(str, example.row.items()))
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
@@ -223,32 +244,35 @@ def _majority_right(completions: Sequence[str], solved: Sequence[bool]) -> bool:
     return any(right for answer, right in given if answer == winner)
 
 
-def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence[str] = ()) -> Record:
-    """`evaluate.py`: a run's checkpoint, or what a run of this configuration would begin with, on the test split."""
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A test set: its name, which the run's own has not, its problems, and who says which of them are solved."""
+
+    name: str
+    examples: list[Example]
+    judge: Judge
+
+
+def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence[str] = ()) -> list[Record]:
+    """`evaluate.py`: a run's checkpoint, or what a run of this configuration would begin with, on the test split and on all
+    sets of `evaluation.sets`; returns a record of each.
+    """
     _check_asked(cfg, overrides)
     loading.start_device(partial(say, console))
     trained = cfg if cfg.run is None else loading.saved_config(cfg.run, "run")
     read = cfg if cfg.run is None else _read_as_asked(trained, cfg, overrides)
-    other = None if same_set(read.data, trained.data) else set_name(read.data)
     if cfg.run and not os.access(cfg.run, os.W_OK):  # refused before anything is computed
         raise UserError(f"run={cfg.run}: the results are written there, but it is read-only; evaluate a copy of it.")
     with made_of(cfg.run):
         model = loading.load_model(cfg) if cfg.run is None else loading.load_trained_model(trained, console.print)
-    with made_of(None if other else cfg.run):
-        examples = load_examples(read, "test", cfg.evaluation.num_examples, model.tokenizer, console.print)
-    if other:
-        own = set_name(trained.data)
-        say(console, f"warning: {other} is not the run's own set, {own}; its record names it and is in none of its curves.")
     origin = _origin(cfg, overrides)
-    judge, world = Judge(read.data.scorer, origin, console.print), load_world(read.environment, origin, console.print)
-    if cfg.run is not None:
-        warn_of_trained_on(trained, examples, console.print)
+    asked = _asked(cfg, trained, read, model, origin, console)
+    world = load_world(read.environment, origin, console.print)
     trainable: Trainable | None
     if cfg.run is None:
         trainable, step = loading.earlier_adapters(trained, model), 0
     else:
         trainable, step = loading.learnt_by(cfg.run, trained, model, cfg.step)
-    refuse_unknown_tokens([example.prompt_ids for example in examples], model.arch)
     way = cfg.inference_config
     passes = cfg.num_passes if way.temperature else 1
     if passes < cfg.num_passes:
@@ -261,33 +285,72 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
         num_generations=passes,
     )
     key = step_key(cfg.seed, step, Purpose.EVALUATION)
-    width = prompt_width(examples, read.generation.max_prompt_length)
-    temperature = way.temperature or 1.0
     engine = Inference(model)
     policy = engine.policy(trainable)
     playing = Playing.of(read, world, model.tokenizer) if world else None
-    of_all = examples, width, cfg.evaluation.batch_size, key
-    found = answers_to(engine, policy, playing, *of_all, sampling, temperature)
-    named = {"set": other} if other else {}
-    record = {
-        "step": step,
-        "split": "test",
-        **named,
-        **grade(examples, found.texts, judge, found.solved),
-        "num_passes": passes,
-    }
-    record |= found.record | {f"inference/{k}": v for k, v in cfg.inference_config.model_dump().items()}
-    say(console, _title(record, cfg, trained))
-    console.print(_table(record))
     path = Path(cfg.run) if cfg.run else output
     notice = partial(say, console)
     loggers = [logger_class(name, OWN, notice) for name in _loggers(cfg, trained, notice)]
-    folder = run_folder(path, open_loggers=partial(open_each, loggers, path, trained, notice))
-    folder.evaluation(record)
-    folder.completions(record, table_of(step, examples, found))
-    folder.close()
-    say(console, f"written to {folder.path / 'evals.jsonl'}")
-    return record
+    folder: RunFolder | None = None
+    records = []
+    try:
+        for one in asked:
+            width = prompt_width(one.examples, read.generation.max_prompt_length)
+            of_all = one.examples, width, cfg.evaluation.batch_size, key
+            found = answers_to(engine, policy, playing, *of_all, sampling, way.temperature or 1.0)
+            numbers, each = grade_each(one.examples, found.texts, one.judge, found.solved)
+            head: Record = {"step": step, "split": "test"} | ({"set": one.name} if one.name else {})
+            record = head | numbers | {"num_passes": passes} | found.record
+            record |= {f"inference/{k}": v for k, v in way.model_dump().items()}
+            say(console, _title(record, cfg, trained))
+            console.print(_table(record))
+            folder = folder or run_folder(path, open_loggers=partial(open_each, loggers, path, trained, notice))
+            folder.answers(head | _drawn(way, passes) | each)
+            folder.evaluation(record)
+            folder.completions(record, table_of(step, one.examples, found, each["right"]))
+            records.append(record)
+    finally:
+        if folder:
+            folder.close()
+    say(console, f"written to {path / 'evals.jsonl'}")
+    return records
+
+
+def _asked(
+    cfg: EvaluateConfig, trained: Config, read: Config, model: Model, origin: Origin, console: Console
+) -> list[Asked]:
+    """The test split, or what was asked for in its place, and the further sets; says what of them is not held out."""
+    other = None if same_set(read.data, trained.data) else set_name(read.data)
+    with made_of(None if other else cfg.run):
+        own = load_examples(read, "test", cfg.evaluation.num_examples, model.tokenizer, console.print)
+    if other:
+        of_run = set_name(trained.data)
+        say(
+            console,
+            f"warning: {other} is not the run's own set, {of_run}; its record names it and is in none of its curves.",
+        )
+    asked = [Asked(other or "", own, Judge(read.data.scorer, origin, console.print))]
+    for name, given in read.evaluation.sets.items():
+        told = partial(of_set, console.print, name)
+        examples = load_set(read, name, model.tokenizer, told)
+        named_by = OWN if "scorer" in given else origin
+        scorer = data_of_set(read.data.model_dump(), given).get("scorer")
+        asked.append(Asked(name, examples, Judge(scorer, named_by, told)))
+    for one in asked:
+        if cfg.run is not None:
+            notice = partial(of_set, console.print, one.name) if one.name in read.evaluation.sets else console.print
+            warn_of_trained_on(trained, one.examples, notice)
+        refuse_unknown_tokens([example.prompt_ids for example in one.examples], model.arch)
+    return asked
+
+
+def _drawn(way: InferenceSection, passes: int) -> Record:
+    """How answers were drawn: those that are compared must have been drawn in one way."""
+    if way.temperature == 0:
+        return GREEDILY
+    top_k, top_p = f", top-k {way.top_k}" if way.top_k else "", f", top-p {way.top_p:g}" if way.top_p < 1 else ""
+    drawn = f"{counted(passes, 'completion')} at temperature {way.temperature:g}{top_k}{top_p}"
+    return {"inference": drawn, "num_passes": passes}
 
 
 def _loggers(cfg: EvaluateConfig, trained: Config, notice: Notice) -> list[str]:
@@ -307,10 +370,6 @@ def _check_asked(cfg: EvaluateConfig, overrides: Sequence[str]) -> None:
         raise UserError(f"{given} has no meaning here; evaluate a run by run=<its folder>, or this configuration's model.")
     if cfg.run is None and cfg.step is not None:
         raise UserError(f"step={cfg.step}: the base model has no steps; give the folder of a run, as in run=runs/<time>.")
-    for override in overrides:
-        if _key(override).startswith("evaluation.sets"):
-            given = override.removeprefix("++")
-            raise UserError(f"{given}: training evaluates these sets; evaluate.py takes one, as in data.path=hard.jsonl.")
     for override in overrides if cfg.run else ():
         name = re.split(r"[.=@]", override.lstrip("+~"), maxsplit=1)[0]
         if name not in ASKED and _key(override) not in (LENGTH, *TRUSTED):
@@ -345,6 +404,7 @@ def _read_as_asked(trained: Config, cfg: EvaluateConfig, overrides: Sequence[str
     for key in asked & {NAME, TOOLS}:
         name = key.rpartition(".")[2]
         whole["environment"][name] = getattr(cfg.environment, name)
+    whole["evaluation"] |= {"sets": cfg.evaluation.sets, "num_examples": cfg.evaluation.num_examples}
     if LENGTH in asked:
         whole["generation"]["max_prompt_length"] = cfg.generation.max_prompt_length
     read = validate(whole, Config, f"{cfg.run}/config.yaml and the command line")
@@ -362,9 +422,9 @@ def _title(record: Record, cfg: EvaluateConfig, trained: Config) -> str:
 
 def _table(record: Record) -> Table:
     table = Table()
-    table.add_column("measure")
-    table.add_column("value", justify="right")
+    for column in ("measure", "value", "95 % interval"):
+        table.add_column(column, justify="left" if column == "measure" else "right")
     for name, value in record.items():
         if name.endswith("accuracy") or name.startswith("pass@"):
-            table.add_row(name.replace("_", " "), f"{value:.1%}")
+            table.add_row(name.replace("_", " "), f"{value:.1%}", interval_text(value, record["n"]))
     return table

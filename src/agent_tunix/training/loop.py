@@ -31,7 +31,7 @@ from agent_tunix.errors import DivergenceError
 from agent_tunix.training import loading, solve_rates
 from agent_tunix.training.advisor import Advisor
 from agent_tunix.training.best import best_kept, best_saved, stopped_early
-from agent_tunix.training.evaluation import answers_to, grade, table_of
+from agent_tunix.training.evaluation import GREEDILY, answers_to, grade, grade_each, table_of
 from agent_tunix.training.guard import MAX_ROLLBACKS, Interruption, fault_of
 from agent_tunix.training.horizon import hyperparameters
 from agent_tunix.training.metrics import Clock, cost_record, update_record
@@ -264,12 +264,15 @@ def evaluate_policy(r: Setup, state: TrainState, out: Outputs) -> list[Record]:
     whole = distributed.any_of(missing and distributed.first())
     found = _answers(r, state, greedy, whole)
     if whole:
-        record = {"step": step, "split": "validation", **grade(examples, found.texts, r.judge, found.solved), **found.record}
+        numbers, each = grade_each(examples, found.texts, r.judge, found.solved)
+        head = {"step": step, "split": "validation"}
+        record = head | numbers | found.record
         for way in as_trained:
             drawn = _answers(r, state, way, whole)
             record["sampled_accuracy"] = grade(examples, drawn.texts, r.judge, drawn.solved)["accuracy"]
+        out.folder.answers(head | GREEDILY | each)
         out.folder.evaluation(record)
-        out.folder.completions(record, table_of(step, examples, found))
+        out.folder.completions(record, table_of(step, examples, found, each["right"]))
         out.display.evaluation(record)
     evaluate_sets(r, state, out)
     shown: list[Record] = [
@@ -315,11 +318,13 @@ def evaluate_sets(r: Setup, state: TrainState, out: Outputs) -> None:
     for name, examples in r.task.sets.items():
         made = [record["step"] for record in evaluations_on(out.folder.path, name)]
         if distributed.any_of(step not in made and distributed.first()):
-            record = {"step": step, "split": "test", "set": name}
+            head = {"step": step, "split": "test", "set": name}
             found = _answers(r, state, greedy, whole=True, name=name)
-            record |= grade(examples, found.texts, r.set_judges[name], found.solved) | found.record
+            numbers, each = grade_each(examples, found.texts, r.set_judges[name], found.solved)
+            record = head | numbers | found.record
+            out.folder.answers(head | GREEDILY | each)
             out.folder.evaluation(record)
-            out.folder.completions(record, table_of(step, examples, found))
+            out.folder.completions(record, table_of(step, examples, found, each["right"]))
             out.display.evaluation(record)
 
 

@@ -95,6 +95,7 @@ def cost_record(lengths_B: np.ndarray, clock: Clock) -> Record:
     """What a batch took, up to now."""
     return {
         "completion/length": float(lengths_B.mean()),
+        "completion/tokens": int(lengths_B.sum()),
         **clock.laps,
         "tokens_per_second": float(lengths_B.sum() / clock.total()),
         "memory/peak_gb": peak_memory_gb(),

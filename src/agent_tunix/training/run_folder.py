@@ -42,6 +42,10 @@ class RunFolder:
         of_set = f"{record['set']}/" if "set" in record else ""  # not the run's own: it has curves of its own
         self._log(record, prefix=f"{record['split']}/{of_set}")
 
+    def answers(self, record: Record) -> None:
+        """Which problems an evaluation has found solved; written before the evaluation itself, which is not made twice."""
+        self._append("answers.jsonl", [record])
+
     def completions(self, record: Record, rows: Sequence[Row]) -> None:
         """What was answered in an evaluation, of which this is the record; the run's own files have no such table."""
         of_set = f"{record['set']}/" if "set" in record else ""
@@ -67,7 +71,7 @@ class RunFolder:
         It does so at the end of this context. Before it begins, all was read, and what stays lies beside what it replaces: a
         fault until then leaves the folder as it was.
         """
-        files = [self.path / name for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl")]
+        files = [self.path / name for name in ("metrics.jsonl", "evals.jsonl", "answers.jsonl", "samples.jsonl")]
         with _replacing({path: _lines_until(path, step) for path in files if os.path.lexists(path)}):
             yield
         (self.path / "summary.json").unlink(missing_ok=True)
@@ -116,6 +120,7 @@ class NoFolder(RunFolder):
 
     def metrics(self, record: Record) -> None: ...
     def evaluation(self, record: Record) -> None: ...
+    def answers(self, record: Record) -> None: ...
     def completions(self, record: Record, rows: Sequence[Row]) -> None: ...
     def samples(self, records: Sequence[Record]) -> None: ...
     def summary(self, record: Record) -> None: ...

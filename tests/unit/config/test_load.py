@@ -188,7 +188,8 @@ def test_all_faults_are_reported_together(faults):
         ("evaluation.sampled", "yes", "must be a valid boolean"),
         ("training.keep_best", "loss", "training.keep_best=loss: must be 'accuracy', 'sampled_accuracy'"),
         ("evaluation.sets", {"a/b": {"path": "x.jsonl"}}, "'a/b' is no name for a set"),
-        ("evaluation.sets", {"hard": "x.jsonl"}, "evaluation.sets.hard=x.jsonl: must be a valid dictionary"),
+        ("evaluation.sets", {"hard": 3}, "evaluation.sets.hard=3: must be a valid dictionary"),
+        ("evaluation.sets", {"hard": "gsm8q"}, "evaluation.sets: there is no gsm8q; did you mean gsm8k?"),
         ("evaluation.sets", {"hard": {"pth": "x.jsonl"}}, "evaluation.sets.hard.pth: unknown key; did you mean path?"),
         ("evaluation.sets", {"hard": {"num_examples": 3}}, "evaluation.sets.hard.num_examples: unknown key; it is one of"),
         ("evaluation.sets", {"hard": {"answer_pattern": "x"}}, "evaluation.sets.hard.answer_pattern=x: has no group"),
@@ -417,3 +418,14 @@ def test_a_users_own_folder_is_searched_first_unless_it_is_another_programs(tmp_
     assert search_path([]) == [shipped, own]
     monkeypatch.chdir(shipped.parent)
     assert search_path([]) == [shipped]
+
+
+def test_test_sets_are_named_by_files_of_the_group_by_tasks_and_by_paths(composed):
+    given = hydra_arguments(["evaluation.sets=[gsm8k,large_arithmetic,reasoning_gym:gcd,sets/hard.jsonl]"])
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        sets = validate(compose("config", ["+experiment=quick_test", *given]), Config).evaluation.sets
+    assert list(sets) == ["gsm8k", "large_arithmetic", "gcd", "hard"]
+    assert (sets["gsm8k"]["path"], sets["gsm8k"]["subset"]) == ("openai/gsm8k", "main")
+    assert (sets["large_arithmetic"]["source"], sets["large_arithmetic"]["level"]) == ("arithmetic", 1)
+    assert (sets["gcd"]["source"], sets["gcd"]["task"]) == ("reasoning_gym", "gcd")
+    assert sets["hard"] == {"path": "sets/hard.jsonl"}

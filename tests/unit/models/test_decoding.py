@@ -61,19 +61,31 @@ def completions() -> jax.Array:
 
 @pytest.fixture(scope="module")
 def token_by_token(weights, arch):
-    """Hidden states [B, C, D] of completions that are read a token at a time; tiles of 4 slots put edges everywhere."""
+    """Hidden states [B, C, D] of completions that are read a token at a time; tiles of 4 slots put edges everywhere.
 
-    def read_all(way, adapters, prompts: Prompts, tokens_BC: jax.Array, **options) -> np.ndarray:
+    With `few` of the sequences it goes on alone from half of the steps on, and returns only what these read.
+    """
+
+    def read_all(
+        way, adapters, prompts: Prompts, tokens_BC: jax.Array, few: np.ndarray | None = None, **options
+    ) -> np.ndarray:
+        def read_on(reading, tokens_BC, first):
+            def next_token(written, of_slot):
+                hidden_BD, written = reading.read(written, *of_slot, jnp.zeros(len(tokens_BC), bool))
+                return written, hidden_BD
+
+            steps = jnp.arange(first, first + tokens_BC.shape[1])
+            return jax.lax.scan(next_token, reading.cache, (tokens_BC.T, steps))
+
         @jax.jit
         def hidden(adapters, prompts, tokens_BC):
             _, prompt = transformer.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
-            written, read, *_ = way(weights, adapters, arch, prompt, GROUP, STEPS, **options)
-
-            def next_token(written, of_slot):
-                hidden_BD, written = read(written, *of_slot, jnp.zeros(len(tokens_BC), bool))
-                return written, hidden_BD
-
-            return jax.lax.scan(next_token, written, (tokens_BC.T, jnp.arange(STEPS)))[1]
+            reading = way(weights, adapters, arch, prompt, GROUP, STEPS, **options)
+            if few is None:
+                return read_on(reading, tokens_BC, 0)[1]
+            half = STEPS // 2
+            cache, _ = read_on(reading, tokens_BC[:, :half], 0)
+            return read_on(reading.narrowed(cache, jnp.asarray(few), half), tokens_BC[few, half:], half)[1]
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(decode_attention, "KEY_TILE", 4)
@@ -112,6 +124,16 @@ def test_the_plain_way_reads_a_token_at_a_time_what_it_reads_at_once(
 ):
     got = token_by_token(decoding._by_forward, lora.stack(members), everyones, completions)
     np.testing.assert_allclose(got, at_once(), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "way", [decoding._by_forward, partial(decoding._by_kernels, interpret=True)], ids=["plain", "kernels"]
+)
+def test_few_sequences_go_on_with_what_all_have_read(way, token_by_token, members, everyones, completions, at_once):
+    """Of each policy the first, one in the middle, and the last."""
+    few = (np.array([0, ROWS // 2, ROWS - 1]) + ROWS * np.arange(POLICIES)[:, None]).reshape(-1)
+    got = token_by_token(way, lora.stack(members), everyones, completions, few=few)
+    np.testing.assert_allclose(got, at_once()[few, STEPS // 2 :], atol=2e-5)
 
 
 def test_a_policy_reads_alone_what_it_reads_among_others(token_by_token, members, prompts, completions, together):

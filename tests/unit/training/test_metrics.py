@@ -32,7 +32,7 @@ def test_what_a_batch_cost():
     clock = SimpleNamespace(laps={"time/update": 2.0}, total=lambda: 4.0)
     record = cost_record(np.array([2, 4, 6]), clock)
     assert record.pop("memory/peak_gb") > 0
-    assert record == {"completion/length": 4.0, "time/update": 2.0, "tokens_per_second": 3.0}
+    assert record == {"completion/length": 4.0, "completion/tokens": 12, "time/update": 2.0, "tokens_per_second": 3.0}
 
 
 def test_the_best_and_the_worst_completion_of_the_first_prompt_are_shown():

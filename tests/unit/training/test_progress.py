@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import types
 from importlib.machinery import ModuleSpec
@@ -64,7 +65,34 @@ def test_where_there_is_no_terminal_a_run_is_told_in_a_dozen_lines():
     first, *lines = console.file.getvalue().splitlines()
     assert first == "step 0: held-out accuracy 37.5% (8 problems)"
     assert [line.split()[1] for line in lines] == [f"{step}/36" for step in range(3, 37, 3)]
-    assert lines[0] == "step  3/36  reward 0.50  held-out 37.5%  lr 1.0e-05  kl 0.250  1,234 tok/s  [rolled back 1x]"
+    told = "step  3/36  reward 0.50  held-out 37.5%  lr 1.0e-05  kl 0.250  1,234 tok/s  [rolled back 1x]  eta 0:00"
+    assert lines[0] == told
+
+
+def test_the_time_left_follows_from_the_updates_after_the_first(monkeypatch):
+    """Which had to wait for programs."""
+    console = Console(file=io.StringIO(), width=200)
+    record = {"reward/mean": 0.5, "lr": 1e-5, "kl": 0.25, "tokens_per_second": 1234.0}
+    times = iter([100.0, 110.0, 120.0, 130.0])
+    with Bars(console) as bars:
+        display = bars.display("training", 400)
+        monkeypatch.setattr("agent_tunix.training.progress.time", types.SimpleNamespace(monotonic=lambda: next(times)))
+        for step in (1, 2, 3, 33):
+            display.step({"step": step, **record})
+    assert console.file.getvalue().splitlines()[-1].endswith("eta 5:44")  # 367 updates of 30 s / 32
+
+
+def test_a_bar_fits_eighty_columns():
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    record = {"reward/mean": 0.5, "lr": 1e-5, "kl": 0.25, "tokens_per_second": 123456.0}
+    with Bars(console) as bars:
+        display = bars.display("training", 1000)
+        display.evaluation({"step": 0, "accuracy": 0.375, "n": 8})
+        for step in range(1, 4):
+            display.step({"step": step, **record})
+    drawn = re.split(r"[\r\n]|\x1b\[[0-9;?]*[a-zA-Z]", console.file.getvalue())
+    assert any("reward 0.50  held-out 37.5%" in line for line in drawn)
+    assert all(len(line) <= 80 for line in drawn)
 
 
 @pytest.fixture
@@ -127,6 +155,8 @@ def test_the_close_of_a_run_sets_its_start_beside_its_end(capsys):
     assert ["accuracy", "25.0%", "75.0%"] in lines
     assert ["format", "accuracy", "25.0%", "75.0%"] in lines
     assert lines[-1] == ["do", "this"]
+    summary["tokens"] = 6000
+    assert ["Tokens:", "6,000", "of", "completions,", "2,000", "a", "second"] in shown(final)
     assert ["accuracy", "25.0%", "-"] in shown(first), "what a run was before it trained is not what it came to"
     fewer = shown({"step": 7, "accuracy": 0.75})
     assert not any("format" in line for line in fewer), "a run may be continued with fewer measures"

@@ -122,12 +122,13 @@ def begun(tmp_path):
         folder.metrics({"step": step})
         folder.evaluation({"step": step, "split": "validation"})
         folder.samples([{"step": step}])
+    folder.answers({"step": 1, "problems": ["a"], "right": [1]})
     folder.summary({"status": "interrupted"})
     folder.close()
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "evals.jsonl", "samples.jsonl"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "evals.jsonl", "answers.jsonl", "samples.jsonl"])
 def test_a_refused_resume_changes_nothing(begun, name):
     (begun / name).unlink()
     (begun / name).mkdir()

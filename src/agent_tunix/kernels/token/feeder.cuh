@@ -16,17 +16,23 @@ struct Given {
   bf16* h;
 };
 
-// Which block this is, and where it has come to.
+// Which block this is, and where it has come to: the slot that it reads a token into, and how many tokens were read before
+// with these counters and words.
 struct Place {
-  int team, policy, member, slot, layer;
+  int team, policy, member, slot, before, layer;
 
-  explicit Place(int slot)
-      : team(blockIdx.x / BLOCKS), policy(team / TEAMS_EACH), member(blockIdx.x % BLOCKS), slot(slot), layer(0) {}
+  explicit Place(const int* slot)
+      : team(blockIdx.x / BLOCKS),
+        policy(team / TEAMS_EACH),
+        member(blockIdx.x % BLOCKS),
+        slot(slot[0]),
+        before(slot[1]),
+        layer(0) {}
   int low_unit() const { return BLOCKS - 1 - member; }  // the first of h A, by blocks that have the least of W
   bool global() const { return GLOBALS >> layer & 1; }
   int window() const { return global() ? 1 << 30 : WINDOW; }
-  int round() const { return slot * LAYERS + layer + 1; }
-  size_t words() const { return ((size_t)(slot % 2 * TEAMS + team) * LAYERS + layer) * WORDS; }
+  int round() const { return before * LAYERS + layer + 1; }
+  size_t words() const { return ((size_t)(before % 2 * TEAMS + team) * LAYERS + layer) * WORDS; }
   size_t cache() const { return (size_t)layer * CACHE_TILES * KV_HEADS * KEYS * HEAD; }
   size_t of_policy() const { return (size_t)layer * POLICIES + policy; }
   int* counter(const Given& given, Counter which) const { return given.counters + (team * COUNTERS + which) * APART; }

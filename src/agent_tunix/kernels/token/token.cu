@@ -111,9 +111,9 @@ void down(Shared& shared, Ring& ring, const Given& given, const Place& here, u32
   }
 }
 
-void clear_words(const Given& given, int slot) {
+void clear_words(const Given& given, int before) {
   constexpr int ALL = TEAMS * LAYERS * (WORDS / 4);
-  uint4* next = (uint4*)given.words + (size_t)((slot + 1) % 2) * ALL;
+  uint4* next = (uint4*)given.words + (size_t)((before + 1) % 2) * ALL;
   for (int n = blockIdx.x * THREADS + this_thread(); n < ALL; n += TEAMS * BLOCKS * THREADS)
     next[n] = make_uint4(MISSING, MISSING, MISSING, MISSING);
 }
@@ -128,11 +128,11 @@ void leave_hidden(const Stream& stream, bf16* h) {
   }
 }
 
-void read_token(Shared& shared, Ring ring, const Given& given, int slot) {
-  Place here(slot);
+void read_token(Shared& shared, Ring ring, const Given& given) {
+  Place here(given.slot);
   Stream stream;
   begin_stream(shared, stream, given.embedding, given.tokens + here.team * ROWS, given.scales);
-  clear_words(given, slot);
+  clear_words(given, here.before);
 #pragma unroll 1
   for (int n = 0; n <= 2 * LAYERS; n++) {
     here.layer = n / 2;
@@ -180,9 +180,9 @@ extern "C" __global__ void __launch_bounds__(2 * THREADS, 1)
   __syncthreads();
   if (warp >= WARPS) {
     leave_registers<32>();
-    if (lane == 0) Feeder{Ring(shared, warp - WARPS, 0), given, Place(*slot), warp - WARPS}.feed();
+    if (lane == 0) Feeder{Ring(shared, warp - WARPS, 0), given, Place(slot), warp - WARPS}.feed();
   } else {
     take_registers<224>();
-    read_token(shared, Ring(shared, warp, *slot < 0), given, *slot);
+    read_token(shared, Ring(shared, warp, *slot < 0), given);
   }
 }

@@ -14,14 +14,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from agent_tunix.kernels import device, matmul, nvrtc
+from agent_tunix.kernels.reading import Held, Reading, filled_place
 
 FOLDER = Path(__file__).parent
 ROWS, HEAD, KEYS = 16, 256, 16  # sequences of a team, size of a head, keys of a tile
@@ -36,9 +38,6 @@ PASSES = 2  # over the dimensions of a head, to add up what warps have seen
 SHARED_BYTES = 227 * 2**10
 COUNTERS, APART = 4, 8  # counters of a team, and numbers from one to the next: each is in a memory sector of its own
 MISSING = np.uint32(2**32 - 1)  # a word that has not been written yet
-
-Cache = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-Read = Callable[[Cache, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Cache]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,33 +97,46 @@ def start(
     prompt: tuple[jax.Array, jax.Array, jax.Array],
     group: int,
     slots: int,
-) -> tuple[Cache, Read]:
+) -> Reading:
     """As `decoding.start`: the cache is keys and values, counters, and the words that blocks leave for each other.
 
     `prompt` are keys and values, [L, P, S, K, N], and lengths of the prompts of all policies, of which each has a `group`.
     """
     keys_LPSKN, values_LPSKN, lengths_P = prompt
     policies, S = modules["q_proj"][1].shape[1], keys_LPSKN.shape[2]
-    prompts = len(lengths_P) // policies
-    ptx, cut = compiled(shapes, policies, prompts, group, S, slots)
-    teams, rows = cut["TEAMS"], cut["TEAMS_EACH"] * ROWS
-    constants = [angles_TAN, *_norms(norms), *_matrices(modules, cut["DOWN_Z"])]
-    launch = {"grid": teams * cut["BLOCKS"], "threads": 2 * 32 * WARPS, "shared_bytes": SHARED_BYTES}
+    constants = [angles_TAN, *_norms(norms), *_matrices(modules, _down_shares(shapes))]
 
-    def read(cache, tokens_B, slot, done_B):
-        del done_B  # what a finished sequence reads is of no use, and no one else sees it
-        tokens_R = matmul.filled(tokens_B, policies, rows)
-        places = jnp.asarray(slot, jnp.int32)[None], lengths_P.astype(jnp.int32)
-        given = (embed_VD, tokens_R.astype(jnp.int32), *places, *constants, *cache)
-        made = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cache]
-        made.append(jax.ShapeDtypeStruct((policies * rows, shapes.embed_dim), embed_VD.dtype))
-        kept = {len(given) - len(cache) + n: n for n in range(len(cache))}
-        *cache, hidden_RD = nvrtc.call("token", ptx, given, made, kept, **launch)
-        return hidden_RD.reshape(policies, rows, -1)[:, : prompts * group].reshape(len(tokens_B), -1), tuple(cache)
+    def reading(lengths_P: jax.Array, group: int, kv: tuple[jax.Array, jax.Array], first: ArrayLike) -> Reading:
+        """From slot `first` on."""
+        sequences = len(lengths_P) * group // policies
+        ptx, cut = compiled(shapes, policies, sequences // group, group, S, slots)
+        teams, rows = cut["TEAMS"], cut["TEAMS_EACH"] * ROWS
+        launch = {"grid": teams * cut["BLOCKS"], "threads": 2 * 32 * WARPS, "shared_bytes": SHARED_BYTES}
 
-    counters = jnp.zeros((teams, COUNTERS, APART), jnp.int32)
-    words = jnp.full((2, teams, shapes.num_layers, cut["LAYER_WORDS"]), MISSING)
-    return (*_tiles(keys_LPSKN, values_LPSKN, policies * rows, slots), counters, words), read
+        def read(cache, tokens_B, slot, done_B):
+            del done_B  # what a finished sequence reads is of no use, and no one else sees it
+            tokens_R = matmul.filled(tokens_B, policies, rows)
+            places = jnp.stack([slot, slot - first]).astype(jnp.int32), lengths_P.astype(jnp.int32)
+            given = (embed_VD, tokens_R.astype(jnp.int32), *places, *constants, *cache)
+            made = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cache]
+            made.append(jax.ShapeDtypeStruct((policies * rows, shapes.embed_dim), embed_VD.dtype))
+            kept = {len(given) - len(cache) + n: n for n in range(len(cache))}
+            *cache, hidden_RD = nvrtc.call("token", ptx, given, made, kept, **launch)
+            return hidden_RD.reshape(policies, rows, -1)[:, :sequences].reshape(len(tokens_B), -1), tuple(cache)
+
+        def narrowed(cache: tuple[jax.Array, ...], rows_B: jax.Array, slot: ArrayLike) -> Reading:
+            few, prompt_B = len(rows_B) // policies, rows_B // group
+            row_R = matmul.filled(filled_place(rows_B, sequences, rows), policies, _teams(few) * ROWS)
+            held = Held(len(lengths_P), cut["PROMPT_TILES"], policies * rows)
+            keys, values = (jax.vmap(lambda x_n: held.of_rows(x_n, prompt_B, row_R))(x_Ln) for x_Ln in cache[:2])
+            return reading(lengths_P[prompt_B], 1, (keys, values), slot)
+
+        counters = jnp.zeros((teams, COUNTERS, APART), jnp.int32)
+        words = jnp.full((2, teams, shapes.num_layers, cut["LAYER_WORDS"]), MISSING)
+        return Reading((*kv, counters, words), read, narrowed)
+
+    rows = policies * _teams(len(lengths_P) * group // policies) * ROWS
+    return reading(lengths_P, group, _tiles(keys_LPSKN, values_LPSKN, rows, slots), 0)
 
 
 def compiled(

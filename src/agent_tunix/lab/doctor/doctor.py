@@ -19,6 +19,7 @@ from agent_tunix.lab.doctor.remedies import OwnOverrides
 from agent_tunix.lab.doctor.repeats import numbered
 from agent_tunix.lab.doctor.sweep import SweepReport, examine_sweep
 from agent_tunix.lab.sweep.sweep_folder import job_folders, listed_jobs, overrides_of
+from agent_tunix.training.intervals import interval_text
 from agent_tunix.training.progress import counted, say
 
 USAGE = "usage: agent-tunix doctor <run or sweep folder> [--json]"
@@ -109,10 +110,12 @@ def show_sweep(folder: Path, report: SweepReport, console: Console) -> None:
     say(console, f"{folder}: a sweep of {counted(count, 'job')}\n")
     width = max(len(job.label) for job in report.jobs)
     for job in report.jobs:
-        accuracy = "-" if job.accuracy is None else f"{job.accuracy:.1%}"
+        accuracy = "-"
+        if job.accuracy is not None and job.problems is not None:
+            accuracy = f"{job.accuracy:.1%} ({interval_text(job.accuracy, job.problems)})"
         state = ", ".join(sorted(job.illnesses)) or job.report.verdict
         state += "" if job.ended else f" ({job.status} after {counted(job.steps, 'update')})"
-        say(console, f"  {job.name:>3}  {job.label:{width}}  held-out accuracy {accuracy:>6}  {state}")
+        say(console, f"  {job.name:>3}  {job.label:{width}}  held-out accuracy {accuracy:>20}  {state}")
         if error := job.report.vitals.get("ended by"):
             say(console, f"       ended by: {error}")
     if report.others:

@@ -148,7 +148,8 @@ def examine(run: RunRecords) -> Report:
 def vitals(run: RunRecords) -> dict[str, str]:
     """The numbers by which a run is judged, whatever is found."""
     early = ", stopped early" if run.stopped_early else ""
-    shown = {"steps": f"{run.steps}, status {run.summary.get('status', 'unknown')}{early}"}
+    shown = {key.replace("_name", ""): value for key, value in run.metadata.items()}
+    shown |= {"steps": f"{run.steps}, status {run.summary.get('status', 'unknown')}{early}"}
     if run.error:
         shown["ended by"] = run.error
     shown["learning rate"] = f"{run.setting('optimizer.learning_rate')}"

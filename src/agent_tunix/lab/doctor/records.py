@@ -16,11 +16,11 @@ from typing import Any
 
 from agent_tunix.config.load import read_saved
 from agent_tunix.errors import UserError
+from agent_tunix.training.intervals import wilson
 from agent_tunix.training.run_folder import finite, read_object, read_records
 from agent_tunix.types import Record
 
 Point = tuple[int, float]  # a step and what was measured there
-Z95 = 1.96  # standard errors on each side of a 95 % interval
 TOLD_APART = 2.0  # standard errors at which one accuracy is told from another
 FINISHED = ("completed", "diverged")  # statuses of a run that cannot go on
 PER_BATCH = (
@@ -50,6 +50,14 @@ class RunRecords:
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         return value
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What its user has said of the run, as far as something was said."""
+        tags = self.setting("tags")
+        found = {key: self.setting(key) for key in ("experiment_name", "project_name", "description")}
+        found["tags"] = ", ".join(map(str, tags)) if isinstance(tags, list) else None
+        return {key: str(value) for key, value in found.items() if value}
 
     def number(self, key: str, otherwise: float) -> float:
         """A setting that must be a number."""
@@ -174,11 +182,8 @@ class Accuracy:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's 95 % interval: it stays within 0 and 1, and 0 of n is not taken for certain."""
-        z2 = Z95**2
-        centre = (self.share + z2 / (2 * self.n)) / (1 + z2 / self.n)
-        half = Z95 * math.sqrt(self.share * (1 - self.share) / self.n + z2 / (4 * self.n**2)) / (1 + z2 / self.n)
-        return max(0.0, centre - half), min(1.0, centre + half)
+        """Wilson's 95 % interval."""
+        return wilson(self.share, self.n)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,6 +30,7 @@ class Job:
     status: str
     steps: int
     rolled_back: bool = False
+    problems: int | None = None  # that the accuracy is of
 
     @property
     def ended(self) -> bool:

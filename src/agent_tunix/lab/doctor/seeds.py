@@ -11,7 +11,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from agent_tunix.lab.doctor.records import TOLD_APART, Z95, Accuracy, difference
+from agent_tunix.lab.doctor.records import TOLD_APART, Accuracy, difference
+from agent_tunix.training.intervals import Z95
 
 T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # two-sided 95 %, by degrees of freedom from 1
 

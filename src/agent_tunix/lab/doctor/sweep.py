@@ -64,6 +64,7 @@ def examine_sweep(runs: Mapping[str, RunRecords], others: Mapping[str, Sequence[
             run.status,
             run.steps,
             run.rolled_back,
+            end.n if end else None,
         )
         for (name, run), settings in zip(runs.items(), told_apart, strict=True)
     ]

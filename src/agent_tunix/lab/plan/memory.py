@@ -60,7 +60,8 @@ class Shapes:
 
     `kernels`: on one GPU of the Hopper kind attention writes no scores, and the sampler holds the layers once more, if they
     are not quantised, its `limit`, in bytes, has room for them and adapters have no magnitudes. With `odds_kernel` the loss
-    writes no logits there, whatever the family.
+    writes no logits there, whatever the family. `narrows`: on one device a rollout goes on with few sequences once most have
+    ended, whose cache it then holds beside that of all.
     """
 
     arch: Architecture
@@ -81,6 +82,7 @@ class Shapes:
     limit: float = math.inf
     optimizer: str = "adamw"
     use_dora: bool = False
+    narrows: bool = True
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -190,16 +192,13 @@ def peak_of_several(s: Shapes, members: int) -> float:
 
 
 def _sampling(s: Shapes, prompts: int, sequences: int) -> float:
-    """The cache, logits, and a layer's weights as they are read, or all layers and adapters as the kernels read them.
-
-    Where a rollout goes on with few sequences, it holds their cache beside that of all.
-    """
+    """The cache, logits, and a layer's weights as they are read, or all layers and adapters as the kernels read them."""
     logits = SAMPLER_LOGITS_COPIES * sequences * s.arch.vocab_size * s.vocabulary_share * FLOAT32
-    cache = _cache(s, prompts, sequences)
+    weights = _layers(s) / s.arch.num_layers
     if s.kernels and s.base_dtype is None and not s.use_dora and layout_fits(held_bytes(s), _layers(s), s.limit):
-        return cache + logits + SAMPLER_LAYERS * _layers(s) + SAMPLER_ADAPTERS * held_adapters(s) * FLOAT32
-    few = narrower(sequences, s.completion_length) if s.fsdp * s.tp == 1 else []
-    return cache + sum(_cache(s, n, n) for n in few[:1]) + logits + _layers(s) / s.arch.num_layers
+        weights = SAMPLER_LAYERS * _layers(s) + SAMPLER_ADAPTERS * held_adapters(s) * FLOAT32
+    few = narrower(sequences, s.completion_length) if s.narrows and s.fsdp * s.tp == 1 else []
+    return _cache(s, prompts, sequences) + sum(_cache(s, n, n) for n in few[:1]) + logits + weights
 
 
 def _layers(s: Shapes) -> float:

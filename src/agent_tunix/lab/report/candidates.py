@@ -17,6 +17,7 @@ from agent_tunix.lab.doctor.sweep import SweepReport, end_of, examine_sweep
 from agent_tunix.lab.report.chart import Chart, Colour, Mark, Series, hue, on_scale, places
 from agent_tunix.lab.report.verdict import Standing, over_its_seeds, percent
 from agent_tunix.lab.sweep.sweep_folder import job_folders, labels, listed_jobs, overrides_of
+from agent_tunix.training.intervals import interval_text
 from agent_tunix.training.progress import counted
 from agent_tunix.training.run_folder import finite
 from agent_tunix.types import Record
@@ -243,7 +244,10 @@ def _row(one: Candidate, rank: str) -> Record:
         (one.label, value if finite(value) else None),
         (percent(end.share) if end else "-", end.share if end else None),
         (f"{100 * low:.1f} to {100 * high:.1f} %" if low is not None and high is not None else "-", low),
-        (percent(first.share) if first else "-", first.share if first else None),
+        (
+            f"{percent(first.share)} ({interval_text(first.share, first.n)})" if first else "-",
+            first.share if first else None,
+        ),
         ("-" if reward is None else f"{reward:.3g}", reward),
         ("-" if kl is None else f"{kl:.2g}", kl),
         (str(run.reached) if run else "0", run.reached if run else 0),

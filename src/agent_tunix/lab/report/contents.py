@@ -209,10 +209,10 @@ def _tiles(run: RunRecords, ramp: bool) -> list[Tile]:
 
 
 def _on_sets(run: RunRecords) -> list[list[str]]:
-    """Of each further test set its name, the first and the last accuracy with its interval, and the number of problems."""
+    """Of each further test set its name, the first and the last accuracy with intervals, and the number of problems."""
     rows = []
     for name, seen in run.on_sets().items():
-        ends = [f"{percent(seen[0].share)} (update {seen[0].step})", f"{with_interval(seen[-1])} (update {seen[-1].step})"]
+        ends = [f"{with_interval(one)} (update {one.step})" for one in (seen[0], seen[-1])]
         rows.append([name, *ends, str(seen[-1].n)])
     return rows
 
@@ -224,7 +224,10 @@ def _about(run: RunRecords) -> list[Tile]:
     adapters = "all weights" if rank == 0 else f"LoRA rank {_shown(rank)}"
     model = f"{_shown(run.setting('model.model_family'))} {_shown(size)}"
     data = run.setting("data.path") or run.setting("data.source")
-    return [("model", model, adapters), ("data", _shown(data), method)]
+    said = run.metadata
+    name, others = said.pop("experiment_name", ""), ", ".join(said.values())
+    own = [("experiment", name or others, others if name else "")] if name or others else []
+    return [*own, ("model", model, adapters), ("data", _shown(data), method)]
 
 
 def _common(tiles: Sequence[Sequence[Tile]]) -> list[Tile]:

@@ -150,8 +150,9 @@ function sorted(id, table) {
   return [...table.rows].sort(order);
 }
 
-function candidateRow({ colour, rank, cells, page, id }) {
-  const name = page && !shownData.live ? make("a", { href: page }, cells[0][0]) : cells[0][0];
+function candidateRow({ colour, rank, cells, page, live, id }) {
+  const href = shownData.live ? live : page; // a live page leads to what its server serves
+  const name = href ? make("a", { href }, cells[0][0]) : cells[0][0];
   const mark = rank ? make("span", { class: `rank ${rank}` }, rank === "best" ? "★ best" : "≈ best") : null;
   return make("tr", { class: rank, "data-job": id },
     make("td", {}, make("span", { class: "swatch", colour }), name),

@@ -66,7 +66,12 @@ def test_further_test_sets_have_a_table_and_no_curve(write_run, tmp_path):
         file.write("".join(json.dumps(record) + "\n" for record in (*on, by_hand)))
     after = contents(folder)
     assert after.pop("sets") == [
-        ["hard", "10.0 % (update 0)", "30.0 % (95 % interval 19.1 to 43.8 %) (update 24)", "50"],
+        [
+            "hard",
+            "10.0 % (95 % interval 4.3 to 21.4 %) (update 0)",
+            "30.0 % (95 % interval 19.1 to 43.8 %) (update 24)",
+            "50",
+        ],
     ]
     assert after == {key: value for key, value in before.items() if key != "sets"}
 

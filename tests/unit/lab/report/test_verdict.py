@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from agent_tunix.lab.doctor import doctor
 from agent_tunix.lab.doctor.examination import examine
 from agent_tunix.lab.doctor.finding import Finding, Severity
-from agent_tunix.lab.doctor.records import Z95, Accuracy
+from agent_tunix.lab.doctor.records import Accuracy
 from agent_tunix.lab.report.verdict import Standing, listed, run_verdict, sweep_verdict
+from agent_tunix.training.intervals import Z95
 
 
 @given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))

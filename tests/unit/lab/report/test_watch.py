@@ -21,7 +21,7 @@ def serve():
     servers = []
 
     def start(folder):
-        server = watch.Server(folder, 0)
+        server = watch.Server([folder], 0)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         servers.append((server, thread))
@@ -105,24 +105,43 @@ def test_only_two_paths_one_method_and_this_machine_are_answered(serve, write_ru
     assert ask("/", method="HEAD") == (200, "")
 
 
-def test_a_folder_of_runs_is_told_from_one_that_is_waited_for(serve, write_run, tmp_path):
-    write_run(tmp_path / "runs" / "first")
-    assert f"watch one of them, as in {tmp_path}/runs/first." in json.loads(serve(tmp_path / "runs")()[1])["verdict"]["text"]
+def test_several_runs_have_a_page_of_all_and_one_each(serve, write_run, tmp_path):
+    """A folder of runs, to which others come meanwhile."""
+    write_run(tmp_path / "runs" / "first", accuracies=(0.4, 0.8))
+    ask = serve(tmp_path / "runs")
+    (section,) = json.loads(ask()[1])["sections"]
+    assert [row["cells"][1][0] for row in section["table"]["rows"]] == ["first"]
+    write_run(tmp_path / "runs" / "second", status=None)
+    write_run(tmp_path / "runs" / "sweep" / "0")
+    page = json.loads(ask()[1])
+    (section,) = page["sections"]
+    assert [row["cells"][1][0] for row in section["table"]["rows"]] == ["first", "second", "sweep"]
+    assert section["table"]["rows"][0]["cells"][2:4] == [["80.0 %", 0.8], ["73.9 to 85.0 %", pytest.approx(0.739, abs=1e-3)]]
+    assert [row["cells"][-1][0] for row in section["table"]["rows"]][:2] == ["completed", "crashed"]
+    kl = next(chart for chart in section["charts"] if chart["id"] == "kl")
+    assert len(kl["series"]) == 2
+    assert json.loads(ask("/2/data.json")[1])["name"] == "second"
+    assert '"live":true' in ask("/3/")[1]
+    assert ask("/4/data.json")[0] == ask("/0/")[0] == 404
+    with open(tmp_path / "runs" / "second" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 99, "kl": 0.5, "lr": 1e-5}\n')
+    (section,) = json.loads(ask()[1])["sections"]
+    assert section["table"]["rows"][1]["cells"][4] == ["99", 99]
 
 
 def test_a_port_that_is_taken_is_said_or_passed_over(tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"Port {port} is in use"):
-            watch.open_server(tmp_path, port)
+            watch.open_server([tmp_path], port)
         monkeypatch.setattr(watch, "PORT", port)
-        with watch.open_server(tmp_path, None) as server:
+        with watch.open_server([tmp_path], None) as server:
             assert port < server.server_port < port + watch.TRIES
             assert server.server_address[0] == "127.0.0.1"
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["a", "b"], ["a", "--port"], ["a", "--port", "x"], ["a", "--port", "70000"], ["-x"]]
+    "arguments", [[], ["--all"], ["a", "--port"], ["a", "--port", "x"], ["a", "--port", "70000"], ["-x"]]
 )
 def test_mistakes_are_answered_without_a_traceback(command, arguments):
     outcome = command("watch", *arguments)
