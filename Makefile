@@ -18,7 +18,7 @@ help:
 	@echo "make show-config ARGS='model=gemma3_1b' the whole configuration, without training"
 	@echo "make version"
 	@echo "make test                               lint, types and the whole test suite"
-	@echo "make docs                               what is generated of the documentation"
+	@echo "make docs                               the documentation, as a site: docs/_build/html/index.html"
 
 demo: $(VENV)/installed
 	$(BIN)/python run_training.py +experiment=quick_test
@@ -74,8 +74,10 @@ campaign: $(VENV)/installed-test
 tiny: $(VENV)/installed
 	$(BIN)/python scripts/make_tiny.py
 
-docs: $(VENV)/installed
+# The page of keys, the curves of the schedules, and the site: docs/_build/html/index.html. It needs no network.
+docs: $(VENV)/installed-docs
 	$(BIN)/python scripts/make_docs.py
+	$(BIN)/python -m sphinx -q -W --keep-going -n -c docs -d docs/_build/doctrees . docs/_build/html
 
 clean:
 	rm -rf $(VENV)
@@ -93,6 +95,10 @@ $(VENV)/installed-test: pyproject.toml constraints.txt | $(BIN)/python
 	$(if $(UV),uv pip install -q --python $(BIN)/python,$(BIN)/python -m pip install -q) -c constraints.txt -e '.[test]'
 	@$(if $(UV),uv pip install -q --python $(BIN)/python,$(BIN)/python -m pip install -q) -c constraints.txt -e '.[reasoning-gym]' \
 	  || echo "reasoning-gym could not be installed (it needs a C compiler); its tests will be skipped"
+	@touch $@ $(VENV)/installed
+
+$(VENV)/installed-docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(if $(UV),uv pip install -q --python $(BIN)/python,$(BIN)/python -m pip install -q) -c constraints.txt -e '.[docs]'
 	@touch $@ $(VENV)/installed
 
 $(VENV)/installed-parity: pyproject.toml constraints.txt | $(BIN)/python

@@ -82,6 +82,11 @@ class Screen(Console):
 
     file = property(_raw_file, Console.file.fset)  # type: ignore[attr-defined]
 
+    @property
+    def is_terminal(self) -> bool:
+        """FORCE_COLOR, which Jupyter sets for the commands of a cell, makes no terminal of a pipe: no bar can move there."""
+        return super().is_terminal and self._raw_file().isatty()
+
     def render_str(self, text: str, **how: Any) -> Text:
         """Before lines are laid out, so that what is written out has its place in them."""
         return super().render_str(shown(text), **how)

@@ -82,7 +82,7 @@ def test_every_other_key_is_read_by_a_workflow(command, reads, tmp_path, monkeyp
         ["train", *small, "hydra.run.dir=first"],
         ["train", *small, *rows, "data.answer_pattern='####\\s*(.+)'", *solvable, *played, "hydra.run.dir=second"],
         ["evaluate", "run=first", "evaluation.num_examples=8"],
-        ["export", "run=first", "format=merged"],
+        ["export", "run=first", "format=merged", "push_to=me/merged"],  # a dry run, which asks no network
         ["lr-find", *small, "lr_find.num_steps=12"],
         ["serve", "run=first", "serve.port=0"],
         ["chat", "run=first"],

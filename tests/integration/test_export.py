@@ -121,7 +121,9 @@ def test_peft_folder_has_names_and_shapes_of_peft(command, trained):
     assert command("export", "run=run", "step=1", "output=adapter").code == 0
     folder = trained.parent / "adapter"
     assert not left.exists()
-    assert sorted(file.name for file in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert sorted(file.name for file in folder.iterdir()) == [
+        *(".export.json", "README.md", "adapter_config.json", "adapter_model.safetensors")
+    ]
     config = json.loads((folder / "adapter_config.json").read_text())
     model = validate(read_saved(trained / "config.yaml"), Config).model
     assert (config["r"], config["lora_alpha"], config["peft_type"]) == (16, model.lora_alpha, "LORA")

@@ -185,6 +185,16 @@ def test_bars_of_the_hub_move_on_a_terminal_and_nowhere_else(monkeypatch):
     assert output.getvalue() == r"\x1b[A\x1b[Atexttext\r"
 
 
+def test_a_pipe_is_no_terminal_though_colours_are_asked_for(monkeypatch, capsys):
+    """As in a cell of a notebook, where Jupyter asks for colours: each move of a bar would be a line there."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with Bars(Screen()) as bars:
+        display = bars.display("training", 2)
+        display.begin(0)
+        display.notice("said")
+    assert capsys.readouterr().out == "said\n"
+
+
 def test_a_traceback_shows_them_too():
     program = f"from agent_tunix.console import unhindered\nwith unhindered():\n    raise ValueError({HOSTILE!r})"
     primary, secondary = pty.openpty()

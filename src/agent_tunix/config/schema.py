@@ -65,8 +65,8 @@ class ModelSection(Section):
     )
     model_size: str | None = Field(description="Name of the size, for display; null: by the number of parameters.")
     weights: str = Field(
-        description="Where the weights are: a repository of the Hugging Face hub, a folder of safetensors or of an Orbax "
-        "checkpoint, a .gguf file, or kaggle:<handle>."
+        description="Where the weights are: a repository of the Hugging Face hub, as owner/name or owner/name@revision, a "
+        "folder of safetensors or of an Orbax checkpoint, a .gguf file, or kaggle:<handle>."
     )
     dtype: Literal["float32", "bfloat16"] = Field(description="Type in which the base weights are held and multiplied.")
     base_dtype: Literal["int8", "nf4"] | None = Field(
@@ -87,7 +87,9 @@ class ModelSection(Section):
         max_length=2**12, description="Regular expression over Hugging Face module names; modules it finds are adapted."
     )
     adapter: str | None = Field(
-        default=None, description="Folder of a PEFT adapter to start from, which is then the reference of the KL term too."
+        default=None,
+        description="PEFT adapter to start from, which is then the reference of the KL term too: a folder, or a repository "
+        "of the hub, as owner/name or owner/name@revision.",
     )
     mesh_shape: list[Any] = Field(
         description="Devices as [[f,t],[fsdp,tp]]: f split the batch, t the heads; an axis left out has 1."
@@ -266,7 +268,8 @@ class TrainingSection(Section):
     resume: str | None = Field(description="Folder of a run to continue; its own configuration is used.")
     loggers: list[str] = Field(
         default=["tensorboard"],
-        description="Where numbers go beside the run's own files: tensorboard, or the import path of a class of your own.",
+        description="Where numbers go beside the run's own files: tensorboard, wandb, trackio, mlflow, or the import path "
+        "of a class of your own.",
     )
 
     @model_validator(mode="after")
@@ -574,6 +577,18 @@ class ExportConfig(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         description="Type of what is written; bfloat16 halves the files and rounds the smallest changes away."
     )
+    push_to: str | None = Field(
+        default=None, description="Repository of the Hugging Face hub to send it to, as owner/name; null: it stays here."
+    )
+    dry_run: bool = Field(default=True, description="Only show what push_to would send; false sends it.")
+    private: bool = Field(default=False, description="Whether push_to makes a repository that no one else can read.")
+
+    @model_validator(mode="after")
+    def _has_somewhere_to_go(self) -> ExportConfig:
+        if self.push_to is None and (self.private or not self.dry_run):
+            given = "private=true" if self.private else "dry_run=false"
+            raise ValueError(f"{given} is about a repository of the hub, and there is no push_to=<owner/name>")
+        return self
 
     @field_validator("step")
     @classmethod

@@ -14,7 +14,7 @@ TABLE = Path(__file__).parent / "published.json"
 
 @functools.cache
 def of_repository(repository: str) -> Architecture | None:
-    """The architecture of a repository of the hub; None for one that the table does not have."""
+    """The architecture of a repository of the hub; None for one that the table does not have, as for a revision of one."""
     for model in json.loads(TABLE.read_text(encoding="utf-8")):
         family = family_named(model["config"]["model_type"])
         if repository in model["repositories"] and family is not None:

@@ -43,6 +43,7 @@ from agent_tunix.models.base import Model
 from agent_tunix.models.lora import Policy, Trainable
 from agent_tunix.training import loading
 from agent_tunix.training.data import (
+    Notice,
     load_examples,
     load_set,
     of_set,
@@ -54,9 +55,9 @@ from agent_tunix.training.data import (
     warn_of_trained_on,
 )
 from agent_tunix.training.intervals import interval_text
-from agent_tunix.training.loggers.base import LOGGERS, logger_class
+from agent_tunix.training.loggers.base import LOGGERS, PACKAGES, is_installed, logger_class
 from agent_tunix.training.metrics import episode_record
-from agent_tunix.training.play import Answers, Episode, Playing, play
+from agent_tunix.training.play import Answers, Episode, Playing, play, turns_of
 from agent_tunix.training.progress import counted, say
 from agent_tunix.training.rollouts import complete
 from agent_tunix.training.run_folder import RunFolder, run_folder
@@ -64,6 +65,7 @@ from agent_tunix.training.setup import open_each
 from agent_tunix.types import Record
 
 BY_TAGS = Judge()
+TABLED = 64  # problems of which loggers are told what was answered
 GREEDILY = {"inference": "greedy", "num_passes": 1}  # how answers were drawn, in answers.jsonl
 ASKED = ("run", "step", "inference_config", "num_passes", "evaluation", "seed", "data")  # what can be chosen for a run
 LENGTH = "generation.max_prompt_length"  # and for its problems, which training did not read
@@ -146,6 +148,20 @@ def answers_to(
     if playing is None:
         return Answers(answers_of(engine, policy, examples, width, batch_size, key, sampling, temperature, shared))
     return episodes_of(engine, policy, playing, examples, batch_size, key, sampling, temperature)
+
+
+def table_of(step: int, examples: Sequence[Example], found: Answers, right: Sequence[int]) -> list[Record]:
+    """Rows for loggers that have tables: the first problems, so that they stay the same, and the first completion of each.
+
+    `right` says how many completions of each problem are.
+    """
+    rows: list[Record] = [
+        {"step": step, "question": example.question, "answer": example.answer, "completion": texts[0], "right": number}
+        for example, texts, number in zip(examples[:TABLED], found.texts, right, strict=False)
+    ]
+    for row, transcript in zip(rows, found.transcripts, strict=False):
+        row["turns"] = json.dumps(turns_of(transcript), ensure_ascii=False)
+    return rows
 
 
 def grade(
@@ -273,10 +289,8 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     policy = engine.policy(trainable)
     playing = Playing.of(read, world, model.tokenizer) if world else None
     path = Path(cfg.run) if cfg.run else output
-    names = [
-        name for name in trained.training.loggers if cfg.run is None or name in LOGGERS
-    ]  # a saved run's own are not run
-    loggers = [logger_class(name, OWN, console.print) for name in names]
+    notice = partial(say, console)
+    loggers = [logger_class(name, OWN, notice) for name in _loggers(cfg, trained, notice)]
     folder: RunFolder | None = None
     records = []
     try:
@@ -290,9 +304,10 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
             record |= {f"inference/{k}": v for k, v in way.model_dump().items()}
             say(console, _title(record, cfg, trained))
             console.print(_table(record))
-            folder = folder or run_folder(path, open_loggers=partial(open_each, loggers, path, trained))
+            folder = folder or run_folder(path, open_loggers=partial(open_each, loggers, path, trained, notice))
             folder.answers(head | _drawn(way, passes) | each)
             folder.evaluation(record)
+            folder.completions(record, table_of(step, one.examples, found, each["right"]))
             records.append(record)
     finally:
         if folder:
@@ -336,6 +351,16 @@ def _drawn(way: InferenceSection, passes: int) -> Record:
     top_k, top_p = f", top-k {way.top_k}" if way.top_k else "", f", top-p {way.top_p:g}" if way.top_p < 1 else ""
     drawn = f"{counted(passes, 'completion')} at temperature {way.temperature:g}{top_k}{top_p}"
     return {"inference": drawn, "num_passes": passes}
+
+
+def _loggers(cfg: EvaluateConfig, trained: Config, notice: Notice) -> list[str]:
+    """Those that are told: of a saved run, the shipped ones, as far as they are installed here."""
+    if cfg.run is None:
+        return trained.training.loggers
+    shipped = [name for name in trained.training.loggers if name in LOGGERS]
+    for name in (missing := [name for name in shipped if name in PACKAGES and not is_installed(name)]):
+        notice(f"warning: {name}, which the run has told of its training, is not installed: it lacks this evaluation.")
+    return [name for name in shipped if name not in missing]
 
 
 def _check_asked(cfg: EvaluateConfig, overrides: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -23,37 +24,71 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 from agent_tunix.config import output_folders
-from agent_tunix.config.resumed import made_of
+from agent_tunix.config.commands import join, value_text
+from agent_tunix.config.resumed import made_of, saved_steps
 from agent_tunix.config.schema import Config, ExportConfig
 from agent_tunix.errors import UserError
 from agent_tunix.models.checkpoints import safetensors
-from agent_tunix.models.checkpoints.hub import KAGGLE, find_checkpoint, is_remote
+from agent_tunix.models.checkpoints.hub import find_checkpoint, repository_of
 from agent_tunix.models.checkpoints.loading import save_tensors, stacked_tensor
-from agent_tunix.models.checkpoints.peft import write_adapters
+from agent_tunix.models.checkpoints.peft import CONFIG, write_adapters
 from agent_tunix.models.lora import Adapters, Trainable, merged_matrix
 from agent_tunix.models.tokenizer import MODEL, Tokenizer
 from agent_tunix.models.tokenizer_files import tokenizer_files
-from agent_tunix.training import loading
+from agent_tunix.training import hub_push, loading
+from agent_tunix.training.best import step_of
 from agent_tunix.training.guard import ended_as_by_interrupts
+from agent_tunix.training.model_card import base_on_hub, model_card
 from agent_tunix.training.progress import say
-from agent_tunix.training.run_folder import claimed
+from agent_tunix.training.run_folder import claimed, read_object
+from agent_tunix.types import Record
 
+RECORD = ".export.json"
 WITH_VISION = (34, 48, 62)  # layers of 4B, 12B and 27B, which Hugging Face has as multimodal models
 
 
 def run(cfg: ExportConfig, console: Console) -> Path:
-    """`agent-tunix export`: writes the checkpoint of a run in the format asked for; returns the folder."""
+    """`agent-tunix export`: writes the checkpoint of a run in the format asked for, and sends it; returns the folder."""
+    if cfg.push_to is not None:
+        hub_push.refuse_name(cfg.push_to)
+        if not cfg.dry_run:
+            hub_push.refuse_stranger(cfg.push_to)
     trained = loading.saved_config(cfg.run, "run")
+    step = step_of(cfg.run, trained, cfg.step, "step=best") or max(saved_steps(Path(cfg.run)), default=0)
+    output, made = _place(cfg, step)
+    if made:
+        say(console, f"{output} is there from an earlier call, and is taken as it is.")
+    else:
+        _write(cfg, trained, step or None, output, console)
+    if cfg.push_to is not None:
+        _send(cfg, trained, step, output, console)
+    return output
+
+
+def _place(cfg: ExportConfig, step: int) -> tuple[Path, bool]:
+    """The folder to write, and whether an earlier call has written just this there, which can then be sent."""
+    output = Path(cfg.output) if cfg.output else Path(cfg.run) / "exports" / f"{cfg.format}-{step}"
+    if not output.exists():
+        return output, False
+    if cfg.push_to is not None and read_object(output / RECORD) == _record(cfg, step):
+        return output, True
+    raise UserError(f"{output} exists already; delete it, or choose another folder with output=<folder>.")
+
+
+def _record(cfg: ExportConfig, step: int) -> Record:
+    """What an export is made of; its folder keeps it, so that a later call knows it again."""
+    return {"run": str(Path(cfg.run).resolve()), "step": step, "format": cfg.format, "dtype": cfg.dtype}
+
+
+def _write(cfg: ExportConfig, trained: Config, step: int | None, output: Path, console: Console) -> None:
+    as_trained = trained
     if cfg.format != "peft" and trained.model.base_dtype:
         held, whole = trained.model.base_dtype, trained.model.dtype
         console.print(f"The run held its base in {held}; its adapters are merged into the base in {whole}.")
         trained = loading.held_in(trained, whole, None)
     with made_of(cfg.run):
         model, checkpoint = loading.load_trained_model(trained, console.print), find_checkpoint(trained.model.weights)
-    trainable, step = loading.load_trained(cfg.run, trained, model, cfg.step)
-    output = Path(cfg.output) if cfg.output else Path(cfg.run) / "exports" / f"{cfg.format}-{step}"
-    if output.exists():
-        raise UserError(f"{output} exists already; delete it, or choose another folder with output=<folder>.")
+    trainable, step = loading.load_trained(cfg.run, trained, model, step)
     with _appearing_whole(output) as folder:
         if cfg.format == "peft":
             _write_peft(folder, checkpoint, trained, trainable, cfg.dtype)
@@ -63,8 +98,29 @@ def run(cfg: ExportConfig, console: Console) -> Path:
             _write_merged(folder, checkpoint, model, trainable, cfg)
             hint = f"AutoModelForCausalLM.from_pretrained({json.dumps(str(output))})"
             hint = shlex.join(["python", "convert_hf_to_gguf.py", str(output)]) if cfg.format == "gguf-ready" else hint
+        (folder / hub_push.CARD).write_text(model_card(cfg, as_trained, step), encoding="utf-8")
+        _write_json(folder / RECORD, _record(cfg, step))
     say(console, f"Step {step} of {cfg.run} is written to {output}\nLoad it with: {hint}")
-    return output
+
+
+def _send(cfg: ExportConfig, trained: Config, step: int, output: Path, console: Console) -> None:
+    """Sends an export to the hub or, in a dry run, shows what would be sent and how."""
+    assert cfg.push_to is not None
+    if cfg.format == "peft" and base_on_hub(trained) is None:
+        say(
+            console,
+            f"warning: {output / CONFIG} names a folder of this machine as its base; others need a name they know.",
+        )
+    if not cfg.dry_run:
+        about = f"Step {step} of {Path(cfg.run).resolve().name}, by Agent-Tunix"
+        address = hub_push.push(output, cfg.push_to, cfg.private, about, partial(say, console))
+        say(console, f"Sent: {address}")
+        return
+    given = {key: value for key, value in cfg.model_dump().items() if value != ExportConfig.model_fields[key].default}
+    given |= {"step": step, "dry_run": False}
+    say(console, hub_push.shown(output, cfg.push_to, cfg.private))
+    again = join([f"{key}={value_text(value)}" for key, value in given.items() if value is not None], "export")
+    say(console, f"\nChange {output / hub_push.CARD} as you like, then send it with:\n  {again}")
 
 
 @contextlib.contextmanager
@@ -98,9 +154,9 @@ def _write_peft(folder: Path, checkpoint: Path, trained: Config, trainable: Trai
         multimodal = "text_config" in safetensors.read_config(checkpoint)
     else:
         multimodal = len(next(iter(trainable.a.values()))) in WITH_VISION
-    from_hub = is_remote(trained.model.weights) and not trained.model.weights.startswith(KAGGLE)
-    base = trained.model.weights if from_hub else str(checkpoint.resolve())
-    scaled = trained.model.lora_alpha, base, multimodal, dtype, trained.model.use_rslora
+    base = base_on_hub(trained) or str(checkpoint.resolve())
+    revision = repository_of(trained.model.weights)[1] if base_on_hub(trained) else None
+    scaled = trained.model.lora_alpha, base, multimodal, dtype, trained.model.use_rslora, revision
     write_adapters(folder, trainable, *scaled)
 
 

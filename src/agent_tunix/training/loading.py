@@ -29,7 +29,7 @@ from agent_tunix.engine.update import evaluation_trainable, init_state
 from agent_tunix.errors import UserError
 from agent_tunix.models.architecture import Architecture, Weights, fields_of
 from agent_tunix.models.base import Model
-from agent_tunix.models.checkpoints.hub import find_checkpoint, is_remote
+from agent_tunix.models.checkpoints.hub import KAGGLE, adapter_of_hub, find_checkpoint, is_remote, repository_of
 from agent_tunix.models.checkpoints.loading import open_weights, parameters, quantised, read_architecture, weight_shapes
 from agent_tunix.models.checkpoints.peft import is_peft, named_base, read_adapters, settings_of
 from agent_tunix.models.lora import (
@@ -151,8 +151,8 @@ def load_trained_model(trained: Config, notice: Notice) -> Model:
 
 
 def described(cfg: C) -> C:
-    """The configuration with what its files leave to others: which step of an earlier run is its best, and what its model
-    is, by the checkpoint: family, numbers, guidance.
+    """The configuration with what its files leave to others: which step of an earlier run is its best, which commit its
+    adapter of the hub is, and what its model is, by the checkpoint: family, numbers, guidance.
     """
     section = cfg.model
     if cfg.training.init_from is not None and cfg.training.init_step == BEST:
@@ -160,7 +160,7 @@ def described(cfg: C) -> C:
         step = step_of(cfg.training.init_from, earlier, BEST, "training.init_step=best")
         cfg = cfg.model_copy(update={"training": cfg.training.model_copy(update={"init_step": step})})
     arch = architecture(section)
-    known: dict[str, Any] = {"model_family": arch.family, "architecture": arch.numbers()}
+    known: dict[str, Any] = {"model_family": arch.family, "architecture": arch.numbers(), "adapter": _anchored(section)}
     if section.guidance is None or section.model_size is None:
         shipped = next((model for model in shipped_models() if of_shipped(model) == arch), None)
         of_size = guidance_by_size(parameters(arch))
@@ -171,6 +171,15 @@ def described(cfg: C) -> C:
     if wrong := list(faults(sizes_of(section.mesh_shape), parted, micro_batch)):
         raise UserError(report(wrong))
     return cfg.model_copy(update={"model": section.model_copy(update=known)})
+
+
+def _anchored(section: ModelSection) -> str | None:
+    """The adapter, with the commit where it is of the hub: its owner may change it while runs that began with it go on."""
+    given = section.adapter
+    if given is None or not is_remote(given) or given.startswith(KAGGLE):
+        return given
+    repository, _ = repository_of(given)
+    return f"{repository}@{adapter_folder(given).name}"
 
 
 def architecture(section: ModelSection) -> Architecture:
@@ -298,7 +307,9 @@ def earlier_adapters(cfg: Config, model: Model) -> Adapters | None:
 
 
 def adapter_folder(given: str) -> Path:
-    """The folder that model.adapter names, which must be one of PEFT's."""
+    """The folder that model.adapter names, which must be one of PEFT's; a repository of the hub is downloaded."""
+    if is_remote(given) and not given.startswith(KAGGLE):
+        return adapter_of_hub(given)
     folder = Path(os.path.expanduser(given))
     if (folder / "config.yaml").exists() and not is_peft(folder):
         raise UserError(
@@ -307,7 +318,7 @@ def adapter_folder(given: str) -> Path:
     if not is_peft(folder):
         raise UserError(
             f"model.adapter={given}: there is no {folder.absolute() / 'adapter_config.json'}; give the folder of an adapter "
-            "that PEFT, or agent-tunix export, has saved."
+            "that PEFT, or agent-tunix export, has saved, or a repository of the hub (owner/name)."
         )
     return folder
 

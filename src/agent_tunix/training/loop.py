@@ -31,7 +31,7 @@ from agent_tunix.errors import DivergenceError
 from agent_tunix.training import loading, solve_rates
 from agent_tunix.training.advisor import Advisor
 from agent_tunix.training.best import best_kept, best_saved, stopped_early
-from agent_tunix.training.evaluation import GREEDILY, answers_to, grade, grade_each
+from agent_tunix.training.evaluation import GREEDILY, answers_to, grade, grade_each, table_of
 from agent_tunix.training.guard import MAX_ROLLBACKS, Interruption, fault_of
 from agent_tunix.training.horizon import hyperparameters
 from agent_tunix.training.metrics import Clock, cost_record, update_record
@@ -120,7 +120,7 @@ def _in_folder(
     checkpoints = Checkpoints(path / "checkpoints", r.cfg.training.max_checkpoints_to_keep)
     state, progress = restored(r, path, checkpoints, fresh, display.notice)
     r = counting_on(r, path)
-    folder = run_folder(path, int(state.step), partial(r.open_loggers, path))
+    folder = run_folder(path, int(state.step), partial(r.open_loggers, path, display.notice))
     if distributed.first():
         if r.solve_rates:
             replace_text(path / solve_rates.FILE, r.solve_rates)
@@ -272,6 +272,7 @@ def evaluate_policy(r: Setup, state: TrainState, out: Outputs) -> list[Record]:
             record["sampled_accuracy"] = grade(examples, drawn.texts, r.judge, drawn.solved)["accuracy"]
         out.folder.answers(head | GREEDILY | each)
         out.folder.evaluation(record)
+        out.folder.completions(record, table_of(step, examples, found, each["right"]))
         out.display.evaluation(record)
     evaluate_sets(r, state, out)
     shown: list[Record] = [
@@ -323,6 +324,7 @@ def evaluate_sets(r: Setup, state: TrainState, out: Outputs) -> None:
             record = head | numbers | found.record
             out.folder.answers(head | GREEDILY | each)
             out.folder.evaluation(record)
+            out.folder.completions(record, table_of(step, examples, found, each["right"]))
             out.display.evaluation(record)
 
 

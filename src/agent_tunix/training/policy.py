@@ -25,7 +25,7 @@ from agent_tunix.errors import UserError
 from agent_tunix.models.architecture import Architecture
 from agent_tunix.models.base import Model
 from agent_tunix.models.chat import Message
-from agent_tunix.models.checkpoints.hub import find_checkpoint
+from agent_tunix.models.checkpoints.hub import find_checkpoint, is_remote
 from agent_tunix.models.checkpoints.loading import open_weights, read_architecture, weight_shapes
 from agent_tunix.models.checkpoints.peft import base_of, is_peft, read_adapters
 from agent_tunix.models.lora import Trainable
@@ -220,6 +220,8 @@ def load(weights: str | None, adapter: str | None, dtype: str | None, step: Step
     if adapter is None and step is not None:
         raise UserError(f"step={step}: a step of which run? Give adapter=<its folder> too.")
     loading.start_device(partial(say, console))
+    if adapter is not None and is_remote(adapter):
+        adapter = str(loading.adapter_folder(adapter))
     if adapter is not None and not is_peft(Path(adapter)):
         return _of_run(adapter, weights, dtype, step, console)
     if step is not None:

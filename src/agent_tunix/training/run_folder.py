@@ -14,11 +14,11 @@ from agent_tunix.config import output_folders
 from agent_tunix.engine import distributed
 from agent_tunix.errors import UserError, reading
 from agent_tunix.files import JSON, read_bytes, short_lines
-from agent_tunix.training.loggers.base import Logger, working
+from agent_tunix.training.loggers.base import Guarded, Row
 from agent_tunix.types import Record
 
 NUMBERS = (int, float)
-OpenLoggers = Callable[[], Sequence[Logger]]
+OpenLoggers = Callable[[], Sequence[Guarded]]
 
 
 class RunFolder:
@@ -26,7 +26,9 @@ class RunFolder:
 
     def __init__(self, path: Path, resumed_at: int | None = None, open_loggers: OpenLoggers = tuple):
         self.path = path
-        self._loggers: Sequence[Logger] = ()
+        self._loggers: Sequence[Guarded] = ()
+        self._samples: list[Row] = []  # since the last evaluation, with which loggers are told of them
+        self._step = 0  # the last that was told
         path.mkdir(parents=True, exist_ok=True)
         with self.rewinding(resumed_at) if resumed_at is not None else contextlib.nullcontext():
             self._loggers = open_loggers()
@@ -44,13 +46,23 @@ class RunFolder:
         """Which problems an evaluation has found solved; written before the evaluation itself, which is not made twice."""
         self._append("answers.jsonl", [record])
 
-    def samples(self, records: Iterable[Record]) -> None:
+    def completions(self, record: Record, rows: Sequence[Row]) -> None:
+        """What was answered in an evaluation, of which this is the record; the run's own files have no such table."""
+        of_set = f"{record['set']}/" if "set" in record else ""
+        self._table(f"{record['split']}/{of_set}completions", record["step"], rows)
+        self._tell_samples()
+
+    def samples(self, records: Sequence[Record]) -> None:
         self._append("samples.jsonl", records)
+        if self._loggers:
+            self._samples += [_cells(record) for record in records]
 
     def summary(self, record: Record) -> None:
         """Replaces summary.json atomically."""
         self._refuse_removed()
         replace_text(self.path / "summary.json", json.dumps(record, indent=2) + "\n")
+        for logger in self._loggers:
+            logger.summary(record)
 
     @contextlib.contextmanager
     def rewinding(self, step: int) -> Iterator[None]:
@@ -63,14 +75,14 @@ class RunFolder:
         with _replacing({path: _lines_until(path, step) for path in files if os.path.lexists(path)}):
             yield
         (self.path / "summary.json").unlink(missing_ok=True)
+        self._tell_samples()
         for logger in self._loggers:
-            with working(logger):
-                logger.rewind(step)
+            logger.rewind(step)
 
     def close(self) -> None:
+        self._tell_samples()
         for logger in self._loggers:
-            with working(logger):
-                logger.close()
+            logger.close()
 
     def _refuse_removed(self) -> None:
         if not self.path.is_dir():
@@ -86,9 +98,18 @@ class RunFolder:
 
     def _log(self, record: Mapping[str, Any], prefix: str) -> None:
         numbers = {prefix + key: value for key, value in record.items() if key != "step" and isinstance(value, int | float)}
+        self._step = record["step"]
         for logger in self._loggers:
-            with working(logger):
-                logger.scalars(record["step"], numbers)
+            logger.scalars(record["step"], numbers)
+
+    def _table(self, name: str, step: int, rows: Sequence[Row]) -> None:
+        for logger in self._loggers:
+            logger.table(name, step, rows)
+
+    def _tell_samples(self) -> None:
+        if self._samples:
+            self._table("train/samples", self._step, self._samples)
+            self._samples = []
 
 
 class NoFolder(RunFolder):
@@ -100,7 +121,8 @@ class NoFolder(RunFolder):
     def metrics(self, record: Record) -> None: ...
     def evaluation(self, record: Record) -> None: ...
     def answers(self, record: Record) -> None: ...
-    def samples(self, records: Iterable[Record]) -> None: ...
+    def completions(self, record: Record, rows: Sequence[Row]) -> None: ...
+    def samples(self, records: Sequence[Record]) -> None: ...
     def summary(self, record: Record) -> None: ...
     @contextlib.contextmanager
     def rewinding(self, step: int) -> Iterator[None]:
@@ -231,6 +253,13 @@ def read_object(path: Path) -> Record:
 def finite(value: Any) -> bool:
     """Whether this is a number whose square is finite too. Asked a million times for a long run, so it must be quick."""
     return isinstance(value, NUMBERS) and not isinstance(value, bool) and abs(value) < 1e100
+
+
+def _cells(record: Record) -> Row:
+    """A record as the row of a table: what is in an object has a column of its own, and lists are JSON."""
+    flat = {k: v for k, v in record.items() if not isinstance(v, dict)}
+    flat |= {f"{key}/{name}": v for key, of in record.items() if isinstance(of, dict) for name, v in of.items()}
+    return {k: json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v for k, v in flat.items()}
 
 
 def _line(record: Record) -> str:

@@ -48,7 +48,7 @@ class Run:
 
     @property
     def samples(self) -> list[Record]:
-        """Completions with their rewards: the best and the worst of one prompt of each batch."""
+        """Completions with their rewards, the best and the worst of one prompt of each batch."""
         return read_records(self.path / "samples.jsonl")
 
     @property

@@ -29,7 +29,7 @@ from agent_tunix.training import loading
 from agent_tunix.training.advisor import Advisor
 from agent_tunix.training.data import Notice, Task, load_task, refuse_unknown_tokens, with_demonstrations
 from agent_tunix.training.horizon import Plan, coefficients, hyperparameters, loss_form, make_plan, too_few
-from agent_tunix.training.loggers.base import Logger, logger_class, working
+from agent_tunix.training.loggers.base import Guarded, Logger, logger_class
 from agent_tunix.training.play import Answers, Playing
 from agent_tunix.types import Batch, Prompts
 
@@ -60,8 +60,8 @@ class Setup:
     solved: dict[str, list[int]]  # how often such policies solved the training problems, for all runs of the process
     solve_rates: str = ""  # how often each problem was solved before training, as the run's folder has it
 
-    def open_loggers(self, folder: Path) -> list[Logger]:
-        return open_each(self.loggers, folder, self.cfg)
+    def open_loggers(self, folder: Path, notice: Notice) -> list[Guarded]:
+        return open_each(self.loggers, folder, self.cfg, notice)
 
     def key(self, step: int, purpose: Purpose) -> jax.Array:
         return step_key(self.cfg.seed, step, purpose)
@@ -87,13 +87,9 @@ class Setup:
         return repr((begun, asked, way, name))
 
 
-def open_each(loggers: Sequence[type[Logger]], folder: Path, cfg: Config) -> list[Logger]:
-    """The loggers of a run, opened for its folder."""
-    opened = []
-    for kind in loggers:
-        with working(kind):
-            opened.append(kind(folder, cfg.model_dump(mode="json")))
-    return opened
+def open_each(loggers: Sequence[type[Logger]], folder: Path, cfg: Config, notice: Notice) -> list[Guarded]:
+    """The loggers of a run, opened for its folder; what fails in them is told by `notice`."""
+    return [Guarded(kind, folder, cfg.model_dump(mode="json"), notice) for kind in loggers]
 
 
 class Loaded:

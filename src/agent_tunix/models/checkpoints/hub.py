@@ -1,10 +1,13 @@
-"""Where weights come from: what `model.weights` means, and what to do when the weights cannot be found or downloaded."""
+"""Where weights and adapters come from: what `model.weights` means, how an adapter is had from the hub, and what to do when
+they cannot be found or downloaded.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from agent_tunix.errors import UserError, calling, named, said
@@ -12,10 +15,11 @@ from agent_tunix.models.checkpoints.orbax import find_orbax
 from agent_tunix.models.tokenizer import COPIED
 
 PACKAGED, KAGGLE = "package:", "kaggle:"
-REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+REPOSITORY = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w./-]+))?")  # and a branch, a tag or a commit of it
 # All that a checkpoint needs to be loaded, and what an export copies along with it.
 WANTED = ("config.json", "*.safetensors", "*.safetensors.index.json", *COPIED)
 LOCAL = "model.weights=<folder> or <file.gguf> takes weights that were downloaded before."
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 QUICK = "No weights are needed for the quick test, which runs on any CPU:\n  agent-tunix train +experiment=quick_test"
 
 
@@ -61,14 +65,33 @@ def is_remote(source: str) -> bool:
     return source.startswith(KAGGLE) or (named and not path.exists())
 
 
-def _from_hub(repository: str) -> Path:
+def repository_of(source: str) -> tuple[str, str | None]:
+    """The repository that weights or an adapter name, as owner/name or owner/name@revision, and its revision."""
+    found = REPOSITORY.fullmatch(source)
+    return (found[1], found[2]) if found else (source, None)
+
+
+def _from_hub(source: str) -> Path:
+    return _snapshot("model.weights", source, WANTED, f"{LOCAL}\n{QUICK}")
+
+
+def adapter_of_hub(source: str) -> Path:
+    """The folder of an adapter that a repository of the hub holds; it is named after the commit that was found."""
+    folder = _snapshot("model.adapter", source, ADAPTER, "A folder that PEFT, or agent-tunix export, has saved will do too.")
+    for name in ADAPTER:
+        if not (folder / name).exists():
+            raise UserError(f"model.adapter={source} holds no {name}, so it is no adapter in PEFT's layout.")
+    return folder
+
+
+def _snapshot(key: str, source: str, wanted: Sequence[str], otherwise: str) -> Path:
+    """What is wanted of a repository, from the hub or from its cache, in which HF_HUB_OFFLINE=1 looks alone."""
     from huggingface_hub import snapshot_download
 
-    here = f"There is no folder {Path(repository).absolute()} either."  # for which a relative path was perhaps meant
-    with calling(
-        lambda fault: UserError(f"model.weights={repository}: {_hub_advice(repository, fault)}\n{here} {LOCAL}\n{QUICK}")
-    ):
-        return Path(snapshot_download(repository, allow_patterns=list(WANTED), etag_timeout=5))
+    repository, revision = repository_of(source)
+    here = f"There is no folder {Path(source).absolute()} either."  # for which a relative path was perhaps meant
+    with calling(lambda fault: UserError(f"{key}={source}: {_hub_advice(repository, fault)}\n{here} {otherwise}")):
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=list(wanted), etag_timeout=5))
 
 
 def _hub_advice(repository: str, fault: BaseException) -> str:
@@ -78,18 +101,27 @@ def _hub_advice(repository: str, fault: BaseException) -> str:
     page = f"https://huggingface.co/{repository}"
     if isinstance(fault, errors.GatedRepoError):
         return f"the repository is gated. Accept its licence at {page}, then `hf auth login` and run again."
+    if isinstance(fault, errors.RevisionNotFoundError):
+        return f"the repository has no such branch, tag or commit; {page}/tree/main lists them."
     if isinstance(fault, errors.RepositoryNotFoundError):
         return "the Hugging Face hub has no such repository, or it is private: check the name, or `hf auth login`."
     if isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full. Free some space, or set HF_HOME to a folder on a larger disk."
     if isinstance(fault, PermissionError):
         return f"the download folder cannot be written ({said(fault)}). Set HF_HOME to a folder of yours."
-    if isinstance(fault, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled | ConnectionError | TimeoutError):
+    unreachable = errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled
+    if isinstance(fault, unreachable) or is_of_network(fault):
         return (
             "it has not been downloaded before, and the Hugging Face hub cannot be reached from here.\n"
             f"Where there is a network: accept the licence at {page}, then `hf auth login` and run again."
         )
     return f"the download failed ({named(fault)}). Run again: it goes on where it stopped."
+
+
+def is_of_network(fault: BaseException) -> bool:
+    """Whether a network is to blame; huggingface_hub asks through httpx or, before version 1, through requests."""
+    kinds = {kind.__name__ for kind in type(fault).__mro__}
+    return bool(kinds & {"ConnectionError", "TimeoutError", "TransportError", "Timeout"})
 
 
 def _from_kaggle(source: str) -> Path:

@@ -57,7 +57,14 @@ def is_peft(folder: Path) -> bool:
 
 
 def write_adapters(
-    folder: Path, adapters: Adapters, alpha: float, base: str, multimodal: bool, dtype: str, use_rslora: bool = False
+    folder: Path,
+    adapters: Adapters,
+    alpha: float,
+    base: str,
+    multimodal: bool,
+    dtype: str,
+    use_rslora: bool = False,
+    revision: str | None = None,
 ) -> None:
     """Writes adapters for PEFT; `base` names the model they sit on, whose text part may be one of a multimodal one."""
     modules = sorted(adapters.a)
@@ -74,6 +81,7 @@ def write_adapters(
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
+        **({"revision": revision} if revision else {}),
         "r": adapters.a[modules[0]].shape[-1],
         "lora_alpha": int(alpha) if alpha.is_integer() else alpha,  # vLLM takes whole numbers only
         "use_rslora": use_rslora,
