@@ -147,8 +147,10 @@ class Outcome:
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """Runs `agent-tunix <arguments>` in an empty working directory."""
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Outcome]]:
+    """Runs `agent-tunix <arguments>` in an empty working directory; the modules imported from there are then forgotten."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> Outcome:
@@ -162,7 +164,10 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         captured = capsys.readouterr()
         return Outcome(code, captured.out, captured.err)
 
-    return run
+    yield run
+    for name, module in [*sys.modules.items()]:
+        if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

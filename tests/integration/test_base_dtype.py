@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -35,6 +36,21 @@ def train(command, folder: str, *arguments: str) -> str:
     return folder
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    return tmp_path_factory.mktemp("kept") / "run"
+
+
+@pytest.fixture
+def run(command, kept) -> None:
+    """The folder `run`, trained for the first test that asks for it and copied for the other."""
+    if not kept.exists():
+        train(command, "run", "model.base_dtype=nf4")
+        shutil.copytree("run", kept)
+    else:
+        shutil.copytree(kept, "run")
+
+
 def config(folder: str) -> Config:
     return validate(read_saved(loading.Path(folder) / "config.yaml"), Config)
 
@@ -44,21 +60,19 @@ def adapters(folder: str):
     return loading.load_trained(folder, cfg, loading.load_model(cfg))[0]
 
 
-def test_a_run_samples_from_what_it_trains_and_resumes_to_the_bit(command, tmp_path):
-    train(command, "straight", "model.base_dtype=nf4")
-    first = read_records(tmp_path / "straight" / "metrics.jsonl")[0]
+def test_a_run_samples_from_what_it_trains_and_resumes_to_the_bit(command, run, tmp_path):
+    first = read_records(tmp_path / "run" / "metrics.jsonl")[0]
     assert first["kl"] == pytest.approx(0, abs=1e-6), "the reference is the same quantised base"
     assert first["mismatch/kl"] < 1e-6
     train(command, "half", "model.base_dtype=nf4", "training.num_batches=1", "scheduler.total_steps=2")
     assert command("train", "training.resume=half", "training.num_batches=2").code == 0
-    ours, theirs = adapters("half"), adapters("straight")
+    ours, theirs = adapters("half"), adapters("run")
     for module, b in theirs.b.items():
         np.testing.assert_array_equal(ours.b[module], b)
         assert np.abs(b).max() > 0
 
 
-def test_adapters_are_merged_into_the_base_that_was_quantised(command, tmp_path):
-    train(command, "run", "model.base_dtype=nf4")
+def test_adapters_are_merged_into_the_base_that_was_quantised(command, run, tmp_path):
     outcome = command("export", "run=run", "format=merged", "output=whole")
     assert outcome.code == 0, outcome.err
     assert "The run held its base in nf4; its adapters are merged into the base in float32." in outcome.out

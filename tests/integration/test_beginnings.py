@@ -17,6 +17,7 @@ from agent_tunix.training.run_folder import read_records
 
 SMALL = ["model=gemma3_tiny", "evaluation.num_examples=64", "evaluation.sampled=false", "optimizer.learning_rate=1e-5"]
 FEW = [*SMALL, "training.micro_batch_size=2"]
+GREEDY = ["evaluation.num_examples=64", "inference_config=greedy"]
 
 
 def evals(tmp_path, run: str) -> list[dict]:
@@ -52,10 +53,9 @@ def test_demonstrations_teach_and_grpo_goes_on_from_them(command, tmp_path, warm
     assert outcome.code == 0, outcome.err
     assert evals(tmp_path, "next")[0]["accuracy"] == after["accuracy"]
     assert read_records(tmp_path / "next" / "metrics.jsonl")[0]["kl"] == pytest.approx(0, abs=1e-6)
-    greedy = ["evaluation.num_examples=64", "inference_config=greedy"]
-    assert command("evaluate", "run=next", "step=0", *greedy).code == 0
+    assert command("evaluate", "run=next", "step=0", *GREEDY).code == 0
     assert read_records(tmp_path / "next" / "evals.jsonl")[-1]["accuracy"] > before["accuracy"] + 0.3
-    outcome = command("evaluate", *FEW, f"training.init_from={warm}", *greedy, "hydra.run.dir=begun")
+    outcome = command("evaluate", *FEW, f"training.init_from={warm}", *GREEDY, "hydra.run.dir=begun")
     assert outcome.code == 0, outcome.err
     assert f"base model tiny, with training.init_from={warm}: 64 problems" in outcome.out
     assert read_records(tmp_path / "begun" / "evals.jsonl")[-1] == read_records(tmp_path / "next" / "evals.jsonl")[-1]
@@ -68,11 +68,12 @@ def test_what_a_run_began_from_stays_though_the_earlier_one_goes_on(command, tmp
     assert (saved["training"]["init_step"], saved["model"]["weights"]) == (20, "package:tiny")
 
     def accuracy():
-        assert command("evaluate", "run=next", "step=0", "evaluation.num_examples=64").code == 0
+        assert command("evaluate", "run=next", "step=0", *GREEDY).code == 0
         return read_records(tmp_path / "next" / "evals.jsonl")[-1]["accuracy"]
 
     before = accuracy()
-    outcome = command("train", f"training.resume={warm}", "training.num_epochs=2", "optimizer.learning_rate=0.1")
+    longer = ["training.num_batches=22", "optimizer.learning_rate=0.1", "scheduler.lr_min=0.05"]
+    outcome = command("train", f"training.resume={warm}", *longer)
     assert outcome.code == 0, outcome.err
     assert accuracy() == before
     shutil.rmtree(tmp_path / warm / "checkpoints" / "20")

@@ -15,7 +15,7 @@ import pytest
 from agent_tunix import cli
 from agent_tunix.engine import calls
 
-LONG_RUNS = 2  # they take longest, and share no program with the others
+LONG_RUNS = 2  # they take long, and share no program with the others
 SMALL = (
     "+experiment=quick_test",
     "training.micro_batch_size=8",

@@ -23,16 +23,18 @@ class Again(Environment):
 """
 RUN = [
     "model=gemma3_tiny",
+    "model.lora_module_path=q_proj",  # fewer adapters are compiled faster
     "data.num_examples=64",
     "training.micro_batch_size=2",
     "grpo.num_generations=4",
-    "training.num_batches=3",
+    "training.num_batches=2",
     "evaluation.num_examples=8",
     "evaluation.sampled=false",
     "optimizer.learning_rate=1e-5",
     "generation.max_generation_steps=96",
     "reward=environment",
     "environment.name=my_world.Again",
+    "environment.settings={}",
 ]
 TIMES = {"tokens_per_second", "memory/peak_gb"}
 
@@ -53,6 +55,7 @@ def numbers(run, name):
 def test_an_interrupted_run_goes_on_as_if_nothing_had_been(command, world, tmp_path, monkeypatch):
     straight = command("train", *RUN, "hydra.run.dir=straight")
     assert straight.code == 0, straight.err
+    assert json.loads((tmp_path / "straight" / "summary.json").read_text())["status"] == "completed"
     write = RunFolder.metrics
 
     def interrupting(folder, record):
@@ -75,13 +78,14 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(command, world, tmp_p
     assert all(1 < record["episode/turns"] < 2 for record in metrics), "some are asked again, and some are not"
     assert all(record["reward/mean"] == pytest.approx(record["reward/short"]) for record in metrics)
     (first, last) = read_records(tmp_path / "run" / "evals.jsonl")
-    assert (first["step"], last["step"]) == (0, 3)
+    assert (first["step"], last["step"]) == (0, 2)
     assert first["accuracy"] == pytest.approx(2 - first["episode/turns"]), "solved is what the environment says"
     sample = read_records(tmp_path / "run" / "samples.jsonl")[0]
     assert [message["role"] for message in sample["transcript"]][:2] == ["user", "assistant"]
     assert sample["completion"] == sample["transcript"][-1]["content"]
 
-    evaluated = command("evaluate", "run=run", "evaluation.num_examples=8", "environment.name=my_world.Again")
+    greedy = ["evaluation.num_examples=8", "inference_config=greedy"]
+    evaluated = command("evaluate", "run=run", *greedy, "environment.name=my_world.Again")
     assert evaluated.code == 0, evaluated.err
     assert read_records(tmp_path / "run" / "evals.jsonl")[-1]["episode/turns"] >= 1
     for verb in ("doctor", "report"):
@@ -107,8 +111,3 @@ def test_a_plan_knows_the_world(command, world):
     planned = command("plan", *RUN)
     assert planned.code == 0, planned.err
     assert command("plan", *RUN, "environment.name=my_world.Absent").code == 2
-
-
-def test_a_summary_is_plain_data(command, world, tmp_path):
-    assert command("train", *RUN, "training.num_batches=1", "environment.settings={}", "hydra.run.dir=run").code == 0
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"

@@ -1,20 +1,26 @@
 """Reinforcement learning visibly works, and not by accident: the same run on shuffled advantages learns nothing.
 
-Half of a demo's batches are enough to tell.
+Half of a demo's batches are enough to tell; of the demo with a tool, whose steps take longer, a quarter at twice its rate.
 """
 
 from __future__ import annotations
 
 import json
 
+import pytest
+
 from agent_tunix.training.run_folder import read_records
 
-LONG_RUNS = True
+LONG_RUNS = 2  # they take longest
 
 
-def accuracies(command, tmp_path, experiment: str) -> list[dict]:
-    half = ["training.num_batches=20", "training.eval_every_n_steps=null"]
-    outcome = command("train", f"+experiment={experiment}", *half, f"hydra.run.dir={experiment}")
+HALF = ["training.num_batches=20"]
+QUARTER = ["training.num_batches=10", "optimizer.learning_rate=2e-5", "evaluation.num_examples=64"]
+
+
+def accuracies(command, tmp_path, experiment: str, given: list[str] = HALF) -> list[dict]:
+    only_ends = "training.eval_every_n_steps=null"
+    outcome = command("train", f"+experiment={experiment}", *given, only_ends, f"hydra.run.dir={experiment}")
     assert outcome.code == 0, outcome.err
     return read_records(tmp_path / experiment / "evals.jsonl")
 
@@ -34,8 +40,9 @@ def test_the_control_does_not(command, tmp_path):
     assert after["sampled_accuracy"] <= before["sampled_accuracy"] + 0.1
 
 
-def test_the_demo_learns_to_call_its_tool(command, tmp_path):
-    before, after = accuracies(command, tmp_path, "tool_quick_test")
+@pytest.mark.parametrize("given", [QUARTER, pytest.param(HALF, marks=pytest.mark.parity)], ids=["quarter", "half"])
+def test_the_demo_learns_to_call_its_tool(command, tmp_path, given):
+    before, after = accuracies(command, tmp_path, "tool_quick_test", given)
     assert before["accuracy"] <= 0.4
     assert after["accuracy"] >= 0.7
     assert after["sampled_accuracy"] >= before["sampled_accuracy"] + 0.2
@@ -43,7 +50,9 @@ def test_the_demo_learns_to_call_its_tool(command, tmp_path):
     assert after["episode/calling"] > 0.9
 
 
-def test_its_control_does_not(command, tmp_path):
-    before, after = accuracies(command, tmp_path, "tool_control")
+@pytest.mark.parity  # it takes long
+@pytest.mark.parametrize("given", [QUARTER, HALF], ids=["quarter", "half"])
+def test_its_control_does_not(command, tmp_path, given):
+    before, after = accuracies(command, tmp_path, "tool_control", given)
     assert after["accuracy"] <= before["accuracy"] + 0.1
     assert after["sampled_accuracy"] <= before["sampled_accuracy"] + 0.1

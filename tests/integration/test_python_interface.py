@@ -62,7 +62,7 @@ def test_a_run_is_trained_with_functions_of_the_program(run):
     assert 0 < run.metrics[0]["reward/brevity"] < 1
     assert 0 < run.metrics[0]["reward/tags"] <= 1
     functions = run.config["reward"]["functions"]
-    assert functions["brevity"] == "test_python_interface.brevity"
+    assert functions["brevity"] == f"{__name__}.brevity"
     assert functions["tags"] == "python:__main__.of_no_module"
     assert "optimizer.learning_rate=0.001" in run.summary["overrides"]
     assert (run.path / "report.html").exists()
@@ -149,9 +149,10 @@ def test_the_example_of_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     example = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
     assert PAGE.read_text().split("\n\n", 1)[1].startswith(f"```python\n{example}"), "the page begins with it"
-    for number, fewer in {'num_batches": 10': 'num_batches": 2', 'num_examples": 64': 'num_examples": 8'}.items():
+    small = """num_batches": 2, "training.micro_batch_size": 2, "grpo.num_generations": 4"""
+    for number, fewer in {'num_batches": 10': small, 'num_examples": 64': 'num_examples": 8'}.items():
         assert number in example
-        example = example.replace(number, fewer)  # it is only to run
+        example = example.replace(number, fewer)  # it is only to run, by the programs of the other runs
     exec(compile(example, PAGE.name, "exec"), {"__name__": "__main__"})
     assert "</answer>" in capsys.readouterr().out
     assert os.listdir("runs")

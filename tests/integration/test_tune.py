@@ -21,9 +21,8 @@ from agent_tunix.lab.tune.halving import Price
 from agent_tunix.lab.tune.session import Session
 from agent_tunix.training.run_folder import claimed, read_records
 
-LONG_RUNS = True
 RUN = [
-    *("model=gemma3_tiny", "training.num_batches=4", "training.micro_batch_size=2"),
+    *("model=gemma3_tiny", "model.lora_module_path=q_proj", "training.num_batches=4", "training.micro_batch_size=2"),
     *("data.num_examples=64", "evaluation.num_examples=8", "evaluation.sampled=false", "training.save_interval_steps=3"),
     *("optimizer.max_grad_norm=0.2", "optimizer.learning_rate=1e-3", "scheduler=linear"),
     *("tune.rates=2", "tune.warmup_ratios=[]", "tune.weight_decays=[]", "tune.seeds=2", "tune.finalists=1"),

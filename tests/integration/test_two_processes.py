@@ -126,9 +126,9 @@ def killed(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("again", [pytest.param("one", marks=pytest.mark.parity), "two"])
+@pytest.mark.parametrize("again", ["one", pytest.param("two", marks=pytest.mark.parity)])
 def test_one_dies_and_the_run_that_goes_on_is_that_of_one_process(killed, tmp_path, command, again):
-    """By one process, or by two as before. What lies beside a run is imported only where it is given again."""
+    """By one process, or by two as before, which takes long. What lies beside a run is imported only where given again."""
     shutil.copytree(killed, tmp_path, dirs_exist_ok=True)
     if again == "two":
         (first, out, err), (second, other, _) = train_in_two(tmp_path, "training.resume=run", REWARD_PATH)

@@ -24,6 +24,8 @@ def traces(tmp_path, monkeypatch):
     found: list[str] = []
     before = {*sys.modules}
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    for name in ("mine", "theirs"):
+        monkeypatch.delitem(sys.modules, name, raising=False)  # another test may have left it
     monkeypatch.setitem(sys.modules, "my_traces", type(sys)("my_traces"))
     sys.modules["my_traces"].traces = found
     yield found

@@ -106,9 +106,9 @@ def alive(process: int) -> bool:
 @pytest.mark.parametrize(
     ("function", "at"),
     [
-        ("loop", "while True: pass"),
+        pytest.param("loop", "while True: pass", marks=pytest.mark.parity),
         ("sleep", "time.sleep(1e6)"),
-        ("wait_for_a_server", "ours.recv(1)"),
+        pytest.param("wait_for_a_server", "ours.recv(1)", marks=pytest.mark.parity),
         ("run_away", 're.match("(a+)+$", "a" * 99 + "b")'),
         ("sum_for_ever", "sum(itertools.repeat(1))"),
     ],
@@ -189,7 +189,7 @@ def test_calls_share_a_process_that_is_not_this_one_also_under_other_weights_and
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process whose run was killed")
-@pytest.mark.parametrize("function", ["sleep", "run_away"])
+@pytest.mark.parametrize("function", [pytest.param("sleep", marks=pytest.mark.parity), "run_away"])
 def test_a_function_that_hangs_does_not_outlive_a_run_that_was_killed(function):
     code = f"""
 import os, threading

@@ -38,10 +38,9 @@ def padded(length: int) -> jax.Array:
     return jnp.maximum(jnp.stack([at, at - 3, on_the_right, on_both]), -1)
 
 
-@pytest.mark.parametrize("is_global", [False, True], ids=["local", "global"])
 @pytest.mark.parametrize(("length", "window"), [(10, 4), (9, 4), (9, 1), (6, 6), (5, 20), (1, 4)])
-def test_both_ways_see_the_same_to_the_gradient(by_cudnn, length, window, is_global):
-    """Whatever padding itself reads is of no use, and no gradient comes from it."""
+def test_both_ways_see_the_same_to_the_gradient(by_cudnn, length, window):
+    """Local and global. Whatever padding itself reads is of no use, and no gradient comes from it."""
     rng = np.random.default_rng(0)
     positions_BT = padded(length)
     given = [tokens(rng, 4, length, heads) for heads in (HEADS, KEYS, KEYS)]
@@ -56,10 +55,14 @@ def test_both_ways_see_the_same_to_the_gradient(by_cudnn, length, window, is_glo
             found, back = jax.vjp(lambda q, k, v: attention.attend(q, k, v, positions_BT, reach), *given)
             return found * (positions_BT >= 0)[..., None], *back(weight)
 
-        return run(jnp.asarray(is_global), *given)
+        return [run(jnp.asarray(is_global), *given) for is_global in (False, True)]
 
-    for ours, theirs in zip(read_and_back(True), read_and_back(False), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert_close(read_and_back(True), read_and_back(False))
+
+
+def assert_close(ours, theirs) -> None:
+    for got, want in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-5)
 
 
 def group_reader(positions, lengths, reach):
@@ -79,13 +82,12 @@ def scales(rng: np.random.Generator, width: int) -> list[jax.Array]:
     return [jnp.asarray(rng.normal(size=width) / 4, jnp.float32) for _ in range(2)]
 
 
-@pytest.mark.parametrize("is_global", [False, True], ids=["local", "global"])
-def test_both_ways_see_the_same_of_groups(by_cudnn, is_global):
-    """Two prompts, one of them padded on its left, with three completions each, which end at different places.
+def test_both_ways_see_the_same_of_groups(by_cudnn):
+    """Local and global; two prompts, one of them padded on its left, with three completions each, of several lengths.
 
     Gradients are those of queries, keys and values before they are placed, and of the scales of norms.
     """
-    rng, lengths, reach = np.random.default_rng(0), attention.Lengths(5, 3), attention.Reach(jnp.asarray(is_global), 4)
+    rng, lengths = np.random.default_rng(0), attention.Lengths(5, 3)
     own = jnp.where(jnp.arange(4) < jnp.asarray([[[4], [2], [3]], [[1], [4], [4]]]), jnp.arange(4), -9)
     prompts = jnp.stack([jnp.arange(5), jnp.maximum(jnp.arange(5) - 2, -1)])
     positions = jnp.maximum(jnp.concatenate([prompts, (prompts[:, -1:, None] + 1 + own).reshape(2, -1)], axis=1), -1)
@@ -97,14 +99,13 @@ def test_both_ways_see_the_same_of_groups(by_cudnn, is_global):
         by_cudnn(on)
 
         @jax.jit
-        def run(*given):
-            found, back = jax.vjp(group_reader(positions, lengths, reach), *given)
+        def run(is_global, *given):
+            found, back = jax.vjp(group_reader(positions, lengths, attention.Reach(is_global, 4)), *given)
             return found * seen, *back(weight)
 
-        return run(*given)
+        return [run(jnp.asarray(is_global), *given) for is_global in (False, True)]
 
-    for ours, theirs in zip(read_and_back(True), read_and_back(False), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert_close(read_and_back(True), read_and_back(False))
 
 
 def test_only_layers_that_differ_are_told_apart(by_cudnn):

@@ -99,25 +99,28 @@ def wide(arch):
     return dataclasses.replace(arch, embed_dim=64, num_heads=4, num_kv_heads=2, head_dim=32, hidden_dim=128, num_layers=2)
 
 
+@pytest.fixture(scope="module")
+def gradient(wide, prompts):
+    """Of a loss of weights and adapters; compiled once for all weights that are not quantised."""
+    tokens = jnp.asarray(np.random.default_rng(0).integers(3, 40, (6, 5)))
+
+    def loss(adapters, weights):
+        found = completion_logprobs(weights, adapters, prompts, tokens, tokens > 0, arch=wide, temperature=0.9)
+        return found[0].sum()
+
+    found = jax.jit(jax.value_and_grad(loss))
+    return lambda weights, adapters: found(adapters, weights)
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_loss_and_gradient_are_those_of_the_matrices_that_the_codes_stand_for(kind, wide, prompts):
+def test_loss_and_gradient_are_those_of_the_matrices_that_the_codes_stand_for(kind, wide, gradient):
     plain = init_weights(jax.random.key(0), wide)
     held = quantised(plain, kind)
     matrices = {m: dequantise(held.layers[m], jnp.float32) for m in ATTENTION + FEED_FORWARD}
     spelt_out = dataclasses.replace(plain, layers=plain.layers | matrices)
     adapters = init_adapters(jax.random.key(1), wide, ATTENTION + FEED_FORWARD, 2, 4.0)
     adapters = jax.tree.map(lambda x: x + 0.05, adapters)
-    tokens = jnp.asarray(np.random.default_rng(0).integers(3, 40, (6, 5)))
-
-    @jax.jit
-    def gradient(weights):
-        def loss(adapters):
-            found = completion_logprobs(weights, adapters, prompts, tokens, tokens > 0, arch=wide, temperature=0.9)
-            return found[0].sum()
-
-        return jax.value_and_grad(loss)(adapters)
-
-    ours, theirs, unquantised = (gradient(weights) for weights in (held, spelt_out, plain))
+    ours, theirs, unquantised = (gradient(weights, adapters) for weights in (held, spelt_out, plain))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), ours, theirs)
     assert abs(float(ours[0] - unquantised[0])) > 1e-3, "quantising changed too little for this test to mean anything"
 
