@@ -22,7 +22,8 @@ from agent_tunix.environments.stream import Example
 from agent_tunix.models.checkpoints.peft import write_adapters
 from agent_tunix.models.lora import Adapters
 from agent_tunix.training import export, loading
-from agent_tunix.training.evaluation import answers_of, grade
+from agent_tunix.training.answering import Asking, answers_to
+from agent_tunix.training.grading import grade
 from agent_tunix.training.horizon import Plan, hyperparameters
 from agent_tunix.training.metrics import Clock
 from agent_tunix.training.rollouts import make_batch, sample_groups
@@ -88,11 +89,10 @@ def train(r: Setup, batches: int | None = None) -> Learnt:
 
 def accuracy(r: Setup, adapters: Adapters) -> float:
     """Greedy, of the held-out problems, by our evaluation, whoever has trained the adapters."""
-    (sampling, temperature), *_ = r.evaluation_ways()
-    asked = r.task.validation, r.task.prompt_width, r.cfg.evaluation.batch_size, r.key(0, Purpose.EVALUATION)
-    return grade(r.task.validation, answers_of(r.engine, r.engine.policy(adapters), *asked, sampling, temperature))[
-        "accuracy"
-    ]
+    greedily, *_ = r.evaluation_ways()
+    asking = Asking(r.task.prompt_width, r.cfg.evaluation.batch_size, r.key(0, Purpose.EVALUATION), *greedily)
+    found = answers_to(r.engine, r.engine.policy(adapters), None, r.task.validation, asking)
+    return grade(r.task.validation, found.texts)["accuracy"]
 
 
 def write_base(r: Setup, folder: Path) -> Path:

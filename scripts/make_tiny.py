@@ -49,8 +49,8 @@ from agent_tunix.models.checkpoints.loading import init_weights, save_weights
 from agent_tunix.models.tokenizer import Tokenizer, load_tokenizer
 from agent_tunix.models.tokenizer_files import tokenizer_files
 from agent_tunix.training import loading
+from agent_tunix.training.answering import Asking, answers_to
 from agent_tunix.training.data import load_examples
-from agent_tunix.training.evaluation import answers_to
 from agent_tunix.training.play import Playing
 from agent_tunix.types import Batch
 
@@ -215,8 +215,8 @@ def measure(recipe: Recipe, folder: Path, generations: int) -> str:
     sampling = dataclasses.replace(sampling, greedy=generations == 1, num_generations=generations)
     world = load_world(cfg.environment)
     playing = Playing.of(cfg, world, model.tokenizer) if world else None
-    of = playing, examples, width, len(examples), jax.random.key(0)
-    found = answers_to(engine, engine.policy(None), *of, sampling, 1.0)
+    asking = Asking(width, len(examples), jax.random.key(0), sampling)
+    found = answers_to(engine, engine.policy(None), playing, examples, asking)
     right = np.array([Judge()([e] * generations, texts) for e, texts in zip(examples, found.texts, strict=True)]) == 1
     families = [p.family for p in arithmetic.generate(200, cfg.seed, "test", recipe.level)]
     by_family = {name: right[[family == name for family in families]].mean().round(2) for name in arithmetic.TEMPLATES}

@@ -17,7 +17,7 @@ from agent_tunix.environments import arithmetic
 from agent_tunix.environments.stream import Example
 from agent_tunix.lab.report.contents import contents
 from agent_tunix.training import loading
-from agent_tunix.training.evaluation import grade
+from agent_tunix.training.grading import grade
 from agent_tunix.training.run_folder import read_records
 
 LONG_RUNS = True

@@ -26,8 +26,8 @@ from agent_tunix.models.checkpoints.safetensors import read_architecture
 from agent_tunix.models.lora import Adapters
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.training import export, loading, rollouts
+from agent_tunix.training.answering import Asking, answers_to
 from agent_tunix.training.data import load_examples, prompt_width
-from agent_tunix.training.evaluation import answers_of
 from agent_tunix.training.run_folder import claimed
 from agent_tunix.training.setup import engine_of
 
@@ -87,8 +87,9 @@ def test_merged_completes_as_trained(command, trained, tmp_path):
 
     greedy = loading.training_sampling(cfg, model.tokenizer)
     greedy = dataclasses.replace(greedy, greedy=True, num_generations=1)
+    asking = Asking(width, 8, jax.random.key(0), greedy)
     texts = [
-        answers_of(engine, engine.policy(t), examples, width, 8, jax.random.key(0), greedy, 1.0)
+        answers_to(engine, engine.policy(t), None, examples, asking).texts
         for engine, t in ((engine_of(cfg, model, None), adapters), (engine_of(cfg, exported, None), None))
     ]
     assert texts[0] == texts[1]

@@ -1,29 +1,14 @@
-"""Evaluation: how many held-out problems a policy solves.
-
-    accuracy          well formed, and the answer block holds the truth; or what `data.scorer` gives a 1
-    partial_accuracy  the answer block's number is within 10 % of the truth; or the mean of what `data.scorer` gives
-    format_accuracy   reasoning and answer in their tags, nothing else
-    lenient_accuracy  as accuracy, or the last number anywhere is the truth
-
-With several passes, also the accuracy of the majority's answer and pass@k, the share of problems solved by at least one
-of k completions (the unbiased estimate of Chen et al., 2021, arXiv:2107.03374).
-"""
+"""`evaluate.py`: how many problems of its test split, or of other sets, a run or a base model solves."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-import math
 import os
 import re
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import jax
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -33,15 +18,14 @@ from agent_tunix.config.resumed import made_of
 from agent_tunix.config.schema import Config, EvaluateConfig, InferenceSection, data_of_set
 from agent_tunix.engine.engine import Inference
 from agent_tunix.engine.random_keys import Purpose, step_key
-from agent_tunix.engine.sampler import Sampling
-from agent_tunix.environments import answers
 from agent_tunix.environments.rewards import SCORER, Judge
-from agent_tunix.environments.stream import Example, batches
+from agent_tunix.environments.stream import Example
 from agent_tunix.environments.world import NAME, TOOLS, load_world
 from agent_tunix.errors import UserError
 from agent_tunix.models.base import Model
-from agent_tunix.models.lora import Policy, Trainable
+from agent_tunix.models.lora import Trainable
 from agent_tunix.training import loading
+from agent_tunix.training.answering import Asking, answers_to
 from agent_tunix.training.data import (
     Notice,
     load_examples,
@@ -54,18 +38,15 @@ from agent_tunix.training.data import (
     set_name,
     warn_of_trained_on,
 )
+from agent_tunix.training.grading import grade_each, table_of
 from agent_tunix.training.intervals import interval_text
 from agent_tunix.training.loggers.base import LOGGERS, PACKAGES, is_installed, logger_class
-from agent_tunix.training.metrics import episode_record
-from agent_tunix.training.play import Answers, Episode, Playing, play, turns_of
+from agent_tunix.training.play import Playing
 from agent_tunix.training.progress import counted, say
-from agent_tunix.training.rollouts import complete
 from agent_tunix.training.run_folder import RunFolder, run_folder
 from agent_tunix.training.setup import open_each
 from agent_tunix.types import Record
 
-BY_TAGS = Judge()
-TABLED = 64  # problems of which loggers are told what was answered
 GREEDILY = {"inference": "greedy", "num_passes": 1}  # how answers were drawn, in answers.jsonl
 ASKED = ("run", "step", "inference_config", "num_passes", "evaluation", "seed", "data")  # what can be chosen for a run
 LENGTH = "generation.max_prompt_length"  # and for its problems, which training did not read
@@ -75,173 +56,6 @@ NOT_OF_SET = {
     **dict.fromkeys(("data.solve_rate", "data.solve_attempts"), "chooses what is trained on; a run is evaluated on all"),
     **dict.fromkeys(("data.system_prompt", "data.enable_thinking"), "a run is asked as it was trained, also on another set"),
 }
-
-
-def answers_of(
-    engine: Inference,
-    policy: Policy,
-    examples: Sequence[Example],
-    width: int,
-    batch_size: int,
-    key: jax.Array,
-    sampling: Sampling,
-    temperature: float,
-    shared: str | None = None,
-) -> list[list[str]]:
-    """`num_generations` completions of every problem, as many problems at once as are given.
-
-    `shared` names them where other runs may ask for the very same.
-    """
-    batch_size = min(batch_size, len(examples))
-    rows = batch_size + -batch_size % engine.model.mesh.shape["fsdp"]
-    texts: list[list[str]] = []
-    for index, batch in enumerate(batches(examples, batch_size)):
-        full = batch + [batch[-1]] * (rows - len(batch))
-        name = shared and f"{shared}, batch {index}"
-        of_batch = jax.random.fold_in(key, index)
-        found = complete(engine, policy, full, width, of_batch, sampling, temperature, shared=name, by_all=True)
-        decoded = [engine.model.tokenizer.decode(ids) for ids in found.ids.values()]
-        G = sampling.num_generations
-        texts += [decoded[i * G : (i + 1) * G] for i in range(len(batch))]
-    return texts
-
-
-def episodes_of(
-    engine: Inference,
-    policy: Policy,
-    playing: Playing,
-    examples: Sequence[Example],
-    batch_size: int,
-    key: jax.Array,
-    sampling: Sampling,
-    temperature: float,
-) -> Answers:
-    """As `answers_of`, for episodes: an answer is the last that the model says in one."""
-    G, episodes = sampling.num_generations, list[Episode]()
-    rows = -(-min(batch_size, len(examples)) // (cut := engine.model.mesh.shape["fsdp"])) * cut
-    for index, batch in enumerate(batches(examples, rows)):
-        full = [*batch, *[batch[-1]] * (-len(batch) % cut)]
-        of_batch = jax.random.fold_in(key, index)
-        found = play(engine, policy, playing, full, of_batch, sampling, temperature)
-        episodes += found[: G * len(batch)]
-    texts = [[episode.answer for episode in episodes[i : i + G]] for i in range(0, len(episodes), G)]
-    record = episode_record(episodes)
-    for name in sorted({name for episode in episodes for name in episode.rewards}):
-        record[f"reward/{name}"] = float(np.mean([episode.rewards.get(name, 0.0) for episode in episodes]))
-    solved = [0.0 if episode.ending else episode.solved for episode in episodes]
-    return Answers(texts, solved, record, [episode.said for episode in episodes[::G]])
-
-
-def answers_to(
-    engine: Inference,
-    policy: Policy,
-    playing: Playing | None,
-    examples: Sequence[Example],
-    width: int,
-    batch_size: int,
-    key: jax.Array,
-    sampling: Sampling,
-    temperature: float,
-    shared: str | None = None,
-) -> Answers:
-    """What a policy says to all problems: in the episodes of a world or, without one, at once."""
-    if playing is None:
-        return Answers(answers_of(engine, policy, examples, width, batch_size, key, sampling, temperature, shared))
-    return episodes_of(engine, policy, playing, examples, batch_size, key, sampling, temperature)
-
-
-def table_of(step: int, examples: Sequence[Example], found: Answers, right: Sequence[int]) -> list[Record]:
-    """Rows for loggers that have tables: the first problems, so that they stay the same, and the first completion of each.
-
-    `right` says how many completions of each problem are.
-    """
-    rows: list[Record] = [
-        {"step": step, "question": example.question, "answer": example.answer, "completion": texts[0], "right": number}
-        for example, texts, number in zip(examples[:TABLED], found.texts, right, strict=False)
-    ]
-    for row, transcript in zip(rows, found.transcripts, strict=False):
-        row["turns"] = json.dumps(turns_of(transcript), ensure_ascii=False)
-    return rows
-
-
-def grade(
-    examples: Sequence[Example],
-    completions: Sequence[Sequence[str]],
-    judge: Judge = BY_TAGS,
-    solved: Sequence[float | None] = (),
-) -> Record:
-    """The evaluation's numbers, averaged over problems and passes; `solved` is what a world says of them, where it does."""
-    return grade_each(examples, completions, judge, solved)[0]
-
-
-def grade_each(
-    examples: Sequence[Example],
-    completions: Sequence[Sequence[str]],
-    judge: Judge = BY_TAGS,
-    solved: Sequence[float | None] = (),
-) -> tuple[Record, Record]:
-    """As `grade`, and of each problem, by a name that is the same in every run, how many of its completions are right."""
-    pairs = [(example, text) for example, texts in zip(examples, completions, strict=True) for text in texts]
-    passes = len(completions[0])
-    scores = judge([example for example, _ in pairs], [text for _, text in pairs])
-    for place, by_world in enumerate(solved):
-        scores[place] = scores[place] if by_world is None else by_world
-    right = scores == 1
-    partially = [_partially_right(text, e.answer) for e, text in pairs] if judge.by_tags else scores
-    leniently = [r or _last_number_right(text, e.answer) for r, (e, text) in zip(right, pairs, strict=True)]
-    record: Record = {
-        "n": len(examples),
-        "accuracy": float(right.mean()),
-        "partial_accuracy": float(np.mean(partially)),
-        "format_accuracy": float(np.mean([answers.well_formed(text) for _, text in pairs])),
-        "lenient_accuracy": float(np.mean(leniently)),
-    }
-    right = right.reshape(-1, passes)
-    if passes > 1:
-        judged = zip(completions, right, strict=True)
-        record["majority_accuracy"] = float(np.mean([_majority_right(texts, right_ones) for texts, right_ones in judged]))
-        for k in (k for k in (1, 2, 4, 8, 16, 32, 64) if k <= passes):
-            record[f"pass@{k}"] = float(np.mean([pass_at_k(passes, int(row.sum()), k) for row in right]))
-    each = {"problems": [problem_name(example) for example in examples], "right": [int(row.sum()) for row in right]}
-    return record, each
-
-
-def problem_name(example: Example) -> str:
-    """What a problem is called in answers.jsonl: it follows from question and answer, or from a row without them."""
-    asked = [example.question, example.answer] if example.question else sorted(map(str, example.row.items()))
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
-
-
-def pass_at_k(n: int, correct: int, k: int) -> float:
-    """1 - C(n - c, k) / C(n, k)."""
-    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
-
-
-def _partially_right(completion: str, truth: str) -> bool:
-    found = answers.tagged_answer(completion)
-    return found is not None and answers.near(answers.first_number(found), answers.first_number(truth))
-
-
-def _last_number_right(completion: str, truth: str) -> bool:
-    """An answer in words, or of several numbers, has no last number to compare."""
-    return answers.same_number(answers.last_number(completion), answers.only_number(truth))
-
-
-def _majority_right(completions: Sequence[str], solved: Sequence[bool]) -> bool:
-    """Whether the answer given most often (the earliest among equals) is right; 18 and 18.00 are one answer.
-
-    Those who do not keep to the format have no vote, as they would not count as right.
-    """
-    given = [
-        (answers.tagged_answer(text), right)
-        for text, right in zip(completions, solved, strict=True)
-        if answers.well_formed(text)
-    ]
-    votes = Counter(answer for answer, _ in given if answer is not None)
-    if not votes:
-        return False
-    winner = max(votes, key=lambda text: sum(votes[other] for other in votes if answers.same_answer(other, text)))
-    return any(right for answer, right in given if answer == winner)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,8 +110,8 @@ def run(cfg: EvaluateConfig, output: Path, console: Console, overrides: Sequence
     try:
         for one in asked:
             width = prompt_width(one.examples, read.generation.max_prompt_length)
-            of_all = one.examples, width, cfg.evaluation.batch_size, key
-            found = answers_to(engine, policy, playing, *of_all, sampling, way.temperature or 1.0)
+            asking = Asking(width, cfg.evaluation.batch_size, key, sampling, way.temperature or 1.0)
+            found = answers_to(engine, policy, playing, one.examples, asking)
             numbers, each = grade_each(one.examples, found.texts, one.judge, found.solved)
             head: Record = {"step": step, "split": "test"} | ({"set": one.name} if one.name else {})
             record = head | numbers | {"num_passes": passes} | found.record

@@ -30,8 +30,10 @@ from agent_tunix.environments.rewards import RewardFunction
 from agent_tunix.errors import DivergenceError
 from agent_tunix.training import loading, solve_rates
 from agent_tunix.training.advisor import Advisor
+from agent_tunix.training.answering import Asking, answers_to
 from agent_tunix.training.best import best_kept, best_saved, stopped_early
-from agent_tunix.training.evaluation import GREEDILY, answers_to, grade, grade_each, table_of
+from agent_tunix.training.evaluation import GREEDILY
+from agent_tunix.training.grading import grade, grade_each, table_of
 from agent_tunix.training.guard import MAX_ROLLBACKS, Interruption, fault_of
 from agent_tunix.training.horizon import hyperparameters
 from agent_tunix.training.metrics import Clock, cost_record, update_record
@@ -344,8 +346,8 @@ def _answers(r: Setup, state: TrainState, way: Way, whole: bool, name: str | Non
         (r.task.validation, r.task.prompt_width) if name is None else (r.task.sets[name], r.task.width_of(name))
     )
     problems = problems if whole else problems[:at_once]
-    key = r.key(step, Purpose.EVALUATION)
-    answers = answers_to(r.engine, policy, r.playing, problems, width, at_once, key, *way, shared)
+    asking = Asking(width, at_once, r.key(step, Purpose.EVALUATION), *way, shared)
+    answers = answers_to(r.engine, policy, r.playing, problems, asking)
     if shared is not None and whole:
         r.first_answers[shared] = answers
     return answers

@@ -32,8 +32,8 @@ from agent_tunix.models.lora import Trainable
 from agent_tunix.models.sharding import mesh_of_sizes, place
 from agent_tunix.models.tokenizer import load_tokenizer
 from agent_tunix.training import loading
+from agent_tunix.training.answering import Asking, answers_to
 from agent_tunix.training.data import refuse_unknown_tokens
-from agent_tunix.training.evaluation import answers_of
 from agent_tunix.training.progress import say
 from agent_tunix.training.rollouts import pad_prompts
 
@@ -209,8 +209,8 @@ class Policy:
             greedy=asked.temperature == 0,
         )
         key, temperature = jax.random.key(asked.seed), asked.temperature or 1.0
-        of = self._inference, self._weights, _examples(prompts), _width(prompts)
-        return answers_of(*of, asked.batch_size, key, sampling, temperature)
+        asking = Asking(_width(prompts), asked.batch_size, key, sampling, temperature)
+        return answers_to(self._inference, self._weights, None, _examples(prompts), asking).texts
 
 
 def load(weights: str | None, adapter: str | None, dtype: str | None, step: StepOrBest | None, console: Console) -> Policy:

@@ -27,8 +27,9 @@ from agent_tunix.errors import UserError, reading
 from agent_tunix.files import RECORDS, read_json, read_text
 from agent_tunix.models.tokenizer import Tokenizer
 from agent_tunix.training import loading
+from agent_tunix.training.answering import Asking, answers_to
 from agent_tunix.training.data import Notice, Task
-from agent_tunix.training.evaluation import answers_to, grade
+from agent_tunix.training.grading import grade
 from agent_tunix.training.horizon import make_plan, too_few
 from agent_tunix.training.progress import counted
 from agent_tunix.training.run_folder import replace_text
@@ -131,9 +132,8 @@ def _of_cache(r: Setup, notice: Notice) -> Solved:
         f"{counted(attempts, 'completion')} of each (data.solve_rate)."
     )
     sampling, key = _sampling(r.cfg, r.model.tokenizer), r.key(0, Purpose.SOLVE_RATE)
-    drawn = sampling, r.cfg.generation.temperature
-    acting, of_all = r.engine.policy(policy), (train, r.task.prompt_width, _at_once(r.cfg), key)
-    given = answers_to(r.engine, acting, r.playing, *of_all, *drawn)
+    asking = Asking(r.task.prompt_width, _at_once(r.cfg), key, sampling, r.cfg.generation.temperature)
+    given = answers_to(r.engine, r.engine.policy(policy), r.playing, train, asking)
     by_world = [given.solved[i : i + attempts] for i in range(0, len(given.solved), attempts)] or [[]] * len(train)
     each = zip(train, given.texts, by_world, strict=True)
     shares = [grade([example], [texts], r.judge, of)["accuracy"] for example, texts, of in each]

@@ -11,7 +11,7 @@ from agent_tunix.config.compose import compose_config
 from agent_tunix.config.load import search_path, validate
 from agent_tunix.config.schema import Config
 from agent_tunix.training.data import load_examples
-from agent_tunix.training.evaluation import grade
+from agent_tunix.training.grading import grade
 
 openai = pytest.importorskip("openai")
 

@@ -41,8 +41,8 @@ def cache(tmp_path, monkeypatch):
 def measured(cache, monkeypatch):
     """What was asked of the sampler; of every five problems the first is never solved, and the last always."""
 
-    def answers(engine, policy, playing, examples, width, at_once, key, sampling, temperature):
-        asked.append((sampling, temperature))
+    def answers(engine, policy, playing, examples, asking):
+        asked.append((asking.sampling, asking.temperature))
         right, wrong = "<reasoning>so</reasoning>\n<answer>{}</answer>", "<answer>{}</answer>"
         drawn = [(right,) * (i % 5) + (wrong,) * (ATTEMPTS - i % 5) for i in range(len(examples))]
         return Answers([[text.format(one.answer) for text in texts] for one, texts in zip(examples, drawn, strict=True)])
