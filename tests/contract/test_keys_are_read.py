@@ -21,7 +21,7 @@ from agent_tunix.environments import arithmetic
 from agent_tunix.errors import UserError
 from agent_tunix.lab.tune.config import LrFindConfig, TuneConfig
 from agent_tunix.serve import server
-from agent_tunix.training import evaluation, loading
+from agent_tunix.training import answering, loading
 
 LONG_RUNS = True  # they share the programs of the others
 SMALL = ["model=gemma3_tiny", "training.micro_batch_size=2", "evaluation.num_examples=8", "evaluation.sampled=false"]
@@ -129,7 +129,7 @@ def test_inference_settings_reach_the_sampler(command, monkeypatch):
         seen.append({"top_k": sampling.top_k, "top_p": sampling.top_p, "temperature": temperature})
         raise UserError("seen")
 
-    monkeypatch.setattr(evaluation, "complete", watched)
+    monkeypatch.setattr(answering, "complete", watched)
     settings = {"temperature": 0.3, "top_k": 7, "top_p": 0.6}
     assert set(settings) == set(InferenceSection.model_fields)
     arguments = [f"inference_config.{field}={value}" for field, value in settings.items()]
