@@ -13,13 +13,12 @@ import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from agent_tunix.config import imports
 from agent_tunix.config.imports import OWN, Origin
-from agent_tunix.engine import distributed
 from agent_tunix.environments import answers
 from agent_tunix.environments.reward_call import (
     COLUMNS,
@@ -33,9 +32,11 @@ from agent_tunix.environments.reward_call import (
     mistake,
 )
 from agent_tunix.environments.reward_process import CallStopped, RewardProcess
-from agent_tunix.environments.stream import Example
 from agent_tunix.errors import DivergenceError, UserError, calling, named
 from agent_tunix.models.chat import ANSWER, REASONING
+
+if TYPE_CHECKING:
+    from agent_tunix.environments.stream import Example
 
 TAKEN = ("mean", "std")  # names of metrics under reward/
 LARGEST = 1e18  # size of a reward: the spread of a group is made of squares in float32
@@ -288,6 +289,8 @@ def _problem(example: Example, text: str) -> Problem:
 
 def score(scorer: Scorer, examples: Sequence[Example], texts: Mapping[int, str], G: int) -> Scored:
     """Rewards of G completions per example; each process scores the texts that it holds, given by row."""
+    from agent_tunix.engine import distributed  # here, as a process that only calls rewards starts without JAX
+
     of = [examples[row // G] for row in texts]
     problems = [_problem(example, text) for example, text in zip(of, texts.values(), strict=True)]
     own = distributed.agreed(lambda: scorer.of_problems(problems))
