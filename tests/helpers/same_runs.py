@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 
-from agent_tunix.training.run_folder import read_records
+from agent_tunix.training.run_folder import RunFolder, read_records
 
 BATCHES, ITERATIONS, SAVE_EVERY = 6, 2, 4
 STEPS = BATCHES * ITERATIONS
@@ -53,3 +57,18 @@ def assert_same_run(run: Path, straight: Path, step: int = STEPS) -> None:
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@contextmanager
+def interrupted_at(step: int) -> Iterator[None]:
+    """Ctrl-C is pressed as soon as a run has written down that step."""
+    write = RunFolder.metrics
+
+    def interrupting(folder, record):
+        write(folder, record)
+        if record["step"] == step:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.MonkeyPatch.context() as during:
+        during.setattr(RunFolder, "metrics", interrupting)
+        yield

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
 
 import pytest
+from same_runs import interrupted_at
 
-from agent_tunix.training.run_folder import RunFolder, read_records
+from agent_tunix.training.run_folder import read_records
 
 WORLD = """
 from agent_tunix.environments.base import Environment
@@ -52,19 +52,11 @@ def numbers(run, name):
     ]
 
 
-def test_an_interrupted_run_goes_on_as_if_nothing_had_been(command, world, tmp_path, monkeypatch):
+def test_an_interrupted_run_goes_on_as_if_nothing_had_been(command, world, tmp_path):
     straight = command("train", *RUN, "hydra.run.dir=straight")
     assert straight.code == 0, straight.err
     assert json.loads((tmp_path / "straight" / "summary.json").read_text())["status"] == "completed"
-    write = RunFolder.metrics
-
-    def interrupting(folder, record):
-        write(folder, record)
-        if record["step"] == 1:
-            signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as during:
-        during.setattr(RunFolder, "metrics", interrupting)
+    with interrupted_at(1):
         assert command("train", *RUN, "hydra.run.dir=run").code == 0
     assert len(read_records(tmp_path / "run" / "metrics.jsonl")) == 1
     resumed = command("train", "training.resume=run")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
+from same_runs import interrupted_at
 
-from agent_tunix.training.run_folder import RunFolder, read_records
+from agent_tunix.training.run_folder import read_records
 
 pytest.importorskip("verifiers.v1", reason="verifiers comes with the extra `verifiers`")
 
@@ -40,15 +40,7 @@ def test_a_run_goes_on_as_if_nothing_had_been_and_is_evaluated(command, tmp_path
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
     straight = command("train", *RUN, "hydra.run.dir=straight")
     assert straight.code == 0, straight.err
-    write = RunFolder.metrics
-
-    def interrupting(folder, record):
-        write(folder, record)
-        if record["step"] == 1:
-            signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as during:
-        during.setattr(RunFolder, "metrics", interrupting)
+    with interrupted_at(1):
         assert command("train", *RUN, "hydra.run.dir=run").code == 0
     resumed = command("train", "training.resume=run", "data.task=pears")
     assert resumed.code == 0, resumed.err

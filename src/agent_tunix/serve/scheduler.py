@@ -27,7 +27,7 @@ from agent_tunix.errors import named
 from agent_tunix.models.lora import Policy
 from agent_tunix.models.sharding import on_mesh_of
 from agent_tunix.serve import slots as device
-from agent_tunix.serve.slots import MOST_TOP, How, Ways
+from agent_tunix.serve.slots import MOST_TOP, Form, How, Ways
 from agent_tunix.types import Prompts
 
 STEPS = 8  # tokens of every row between two looks at who has ended, left or come
@@ -274,12 +274,8 @@ class Scheduler:
             source[number] = prompts[row.ticket.asked.prompt_ids]
         self._entering = []
         batch = self._padded([*prompts], width)
-        ways, top = self._needed(taken)
-        how = self._how()
-        self._slots, drawn = device.fill(
-            *self._policy, self._held, batch, source, how,
-            arch=self._model.arch, pad_id=self._model.tokenizer.pad_id, ways=ways, top=top,
-        )  # fmt: skip
+        how, form = self._how(), self._form(taken)
+        self._slots, drawn = device.fill(*self._policy, self._held, batch, source, how, form=form)
         self._hand_out(jax.tree.map(lambda x: x[None], jax.device_get(drawn)), [n for n in free if self._rows[n]])
 
     def _advance(self) -> None:
@@ -290,11 +286,7 @@ class Scheduler:
         self._fit(len(live), max(row.length for row in rows) + STEPS)
         live = [number for number, row in enumerate(self._rows) if row is not None]
         live_B = np.array([row is not None for row in self._rows])
-        ways, top = self._needed(rows)
-        self._slots, drawn = device.advance(
-            *self._policy, self._held, live_B,
-            arch=self._model.arch, pad_id=self._model.tokenizer.pad_id, steps=STEPS, ways=ways, top=top,
-        )  # fmt: skip
+        self._slots, drawn = device.advance(*self._policy, self._held, live_B, form=self._form(rows), steps=STEPS)
         self._hand_out(jax.device_get(drawn), live)
 
     def _hand_out(self, drawn: device.Drawn, numbers: Sequence[int]) -> None:
@@ -342,10 +334,11 @@ class Scheduler:
         assert self._slots is not None
         return self._slots
 
-    def _needed(self, rows: Sequence[_Row]) -> tuple[Ways, int]:
-        """What the program must be able to do for some rows."""
+    def _form(self, rows: Sequence[_Row]) -> Form:
+        """The program that can do what some rows need."""
         ways: Ways = max((row.ticket.asked.ways for row in rows), key=("greedy", "drawn", "filtered").index)
-        return ways, MOST_TOP if any(row.ticket.asked.top for row in rows) else 0
+        top = MOST_TOP if any(row.ticket.asked.top for row in rows) else 0
+        return Form(self._model.arch, self._model.tokenizer.pad_id, ways, top)
 
     def _how(self) -> How:
         """How each row is drawn; of free ones it is of no account."""

@@ -14,6 +14,7 @@ that all began together (`models/decoding.py`).
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -30,6 +31,16 @@ from agent_tunix.types import Prompts, pytree
 MOST_TOP = 20  # likeliest tokens that are told of beside the one that was drawn, as in OpenAI's interface
 BLOCK = 16  # positions whose logits are held at once when a prompt is scored
 Ways = Literal["greedy", "drawn", "filtered"]  # what the rows of a program need at most; each includes those before it
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What a program that draws is made for. Hashable: a different one is a different program."""
+
+    arch: Architecture
+    pad_id: int
+    ways: Ways
+    top: int
 
 
 @pytree
@@ -93,12 +104,7 @@ def resized(slots: Slots, take_B: jax.Array, *, width: int) -> Slots:
     )
 
 
-@partial(
-    jax.jit,
-    static_argnames=("arch", "pad_id", "ways", "top"),
-    donate_argnames="slots",
-    compiler_options=compiler_options.OPTIONS,
-)
+@partial(jax.jit, static_argnames="form", donate_argnames="slots", compiler_options=compiler_options.OPTIONS)
 def fill(
     weights: Weights,
     adapters: Adapters | None,
@@ -107,14 +113,11 @@ def fill(
     source_B: jax.Array,
     how: How,
     *,
-    arch: Architecture,
-    pad_id: int,
-    ways: Ways,
-    top: int,
+    form: Form,
 ) -> tuple[Slots, Drawn]:
     """Puts prompt `source_B` into each row, where that is not -1, to be drawn as `how` says; and draws its first token."""
     adapters = lora.over(weights, adapters)
-    hidden_PSD, read = transformer.forward(weights, adapters, arch, prompts.tokens_PS, prompts.positions_PS)
+    hidden_PSD, read = transformer.forward(weights, adapters, form.arch, prompts.tokens_PS, prompts.positions_PS)
     S = prompts.tokens_PS.shape[1]
     length_P = (prompts.positions_PS >= 0).sum(axis=1)
     places_PS = (jnp.arange(S) + (S - length_P)[:, None]) % S  # without the padding on the left
@@ -130,7 +133,7 @@ def fill(
 
     how = jax.tree.map(where_new, how, slots.how)
     logits_BV = transformer.unembed(weights, hidden_PSD[:, -1])[from_B]
-    drawn = _draw(logits_BV, how, jnp.zeros_like(slots.drawn_B), pad_id, ways, top)
+    drawn = _draw(logits_BV, how, jnp.zeros_like(slots.drawn_B), form)
     filled = Slots(
         cache(slots.keys_LBSKN, read.keys_LBSKN),
         cache(slots.values_LBSKN, read.values_LBSKN),
@@ -142,23 +145,9 @@ def fill(
     return filled, drawn
 
 
-@partial(
-    jax.jit,
-    static_argnames=("arch", "pad_id", "steps", "ways", "top"),
-    donate_argnames="slots",
-    compiler_options=compiler_options.LOOP_OPTIONS,
-)
+@partial(jax.jit, static_argnames=("form", "steps"), donate_argnames="slots", compiler_options=compiler_options.LOOP_OPTIONS)
 def advance(
-    weights: Weights,
-    adapters: Adapters | None,
-    slots: Slots,
-    live_B: jax.Array,
-    *,
-    arch: Architecture,
-    pad_id: int,
-    steps: int,
-    ways: Ways,
-    top: int,
+    weights: Weights, adapters: Adapters | None, slots: Slots, live_B: jax.Array, *, form: Form, steps: int
 ) -> tuple[Slots, Drawn]:
     """Draws `steps` tokens of every row under `live_B`, [steps, B]; the others become free."""
     adapters = lora.over(weights, adapters)
@@ -169,11 +158,11 @@ def advance(
         keys, values, length_B, last_B, drawn_B = carry
         seen_BS = jnp.where(jnp.arange(W) < length_B[:, None], jnp.arange(W), -1)
         past = Segment(keys, values, seen_BS)
-        hidden_B1D, new = transformer.forward(weights, adapters, arch, last_B[:, None], length_B[:, None], (past,))
+        hidden_B1D, new = transformer.forward(weights, adapters, form.arch, last_B[:, None], length_B[:, None], (past,))
         place_B = jnp.where(length_B < 0, W, length_B)  # past the end nothing is written
         keys = keys.at[:, rows_B, place_B].set(new.keys_LBSKN[:, :, 0], mode="drop")
         values = values.at[:, rows_B, place_B].set(new.values_LBSKN[:, :, 0], mode="drop")
-        drawn = _draw(transformer.unembed(weights, hidden_B1D[:, 0]), how, drawn_B, pad_id, ways, top)
+        drawn = _draw(transformer.unembed(weights, hidden_B1D[:, 0]), how, drawn_B, form)
         return (keys, values, jnp.where(length_B < 0, -1, length_B + 1), drawn.tokens, drawn_B + 1), drawn
 
     length_B = jnp.where(live_B, slots.length_B, -1)
@@ -207,20 +196,20 @@ def score(weights: Weights, adapters: Adapters | None, prompts: Prompts, *, arch
     return jax.tree.map(whole, jax.lax.map(of_block, (cut(hidden_PSD), cut(next_PS))))
 
 
-def _draw(logits_BV: jax.Array, how: How, step_B: jax.Array, pad_id: int, ways: Ways, top: int) -> Drawn:
+def _draw(logits_BV: jax.Array, how: How, step_B: jax.Array, form: Form) -> Drawn:
     """A token of every row, never padding."""
-    allowed_BV = jnp.where(jnp.arange(logits_BV.shape[1]) == pad_id, -jnp.inf, logits_BV)
+    allowed_BV = jnp.where(jnp.arange(logits_BV.shape[1]) == form.pad_id, -jnp.inf, logits_BV)
     tokens_B = jnp.argmax(allowed_BV, axis=1).astype(jnp.int32)
-    if ways != "greedy":
+    if form.ways != "greedy":
         greedy_B = how.temperature_B == 0
         scaled_BV = allowed_BV - allowed_BV.max(axis=1, keepdims=True)  # the greatest stays finite
         scaled_BV = scaled_BV / jnp.where(greedy_B, 1.0, how.temperature_B)[:, None]
-        if ways == "filtered":
+        if form.ways == "filtered":
             scaled_BV = _filtered(scaled_BV, how.top_k_B, how.top_p_B)
         uniform_B = jax.vmap(_uniform)(how.key_B2, step_B)
         drawn_B = invert_cdf(uniform_B[:, None], jax.nn.softmax(scaled_BV, axis=1)).astype(jnp.int32)
         tokens_B = jnp.where(greedy_B, tokens_B, drawn_B)
-    return _told(logits_BV, tokens_B, top)
+    return _told(logits_BV, tokens_B, form.top)
 
 
 def _uniform(key_2: jax.Array, step: jax.Array) -> jax.Array:

@@ -129,6 +129,7 @@ def test_in_a_folder_that_nobody_else_can_enter_permissions_of_others_mean_nothi
     for place, bits in ((cache, 0o777), (cache.parent, 0o775), (cache.parents[1], 0o700)):
         place.chmod(bits)
     open_for_one(cache)
+    assert mode(cache) == 0o777, "it is taken as it is"
 
 
 @pytest.mark.parametrize("kind", ["program of another", "link", "writable", "writable folder"])
